@@ -1,0 +1,180 @@
+//! Limits: quotas, the pure algorithms that decide, and `Limiter`, which runs one over a vault.
+//!
+//! Deciding knows no I/O and no clock; `Limiter` gives it the state and the time that the vault
+//! found inside one write transaction.
+
+mod algorithm;
+mod decision;
+mod fixed;
+mod quota;
+mod sliding;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use algorithm::{Algorithm, Verdict};
+pub use decision::Decision;
+pub use fixed::{FixedWindow, WindowCount};
+pub use quota::Quota;
+pub use sliding::{HitLog, Refusals, SlidingWindow};
+
+use crate::error::{Error, Result};
+use crate::vault::{Client, Key, Pending, Slot, Vault};
+
+/// How much longer than its window a row is kept.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// A cost must be at least 1 and fit into `limit`.
+fn check_cost(cost: u32, limit: u32) -> Result<()> {
+    if (1..=limit).contains(&cost) {
+        Ok(())
+    } else {
+        Err(Error::InvalidCost { cost, limit })
+    }
+}
+
+/// An algorithm over a table: one count for each (endpoint, client) pair.
+///
+/// Cheap to clone; clones share the counts. Every limiter over the same table shares them too.
+///
+/// ```
+/// use ratevault::{Limiter, Quota, SlidingWindow, Vault};
+///
+/// let vault = Vault::builder("rate_limits").in_memory().open()?;
+/// let limiter = Limiter::new(vault, SlidingWindow::new(Quota::per_minute(5)?)?);
+/// let decision = limiter.check("login", "203.0.113.7")?;
+/// assert!(decision.is_allowed());
+/// assert_eq!(decision.remaining(), 4);
+/// # Ok::<(), ratevault::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Limiter<A: Algorithm> {
+    vault: Vault<A::State>,
+    algorithm: Arc<A>,
+}
+
+impl<A: Algorithm> Clone for Limiter<A> {
+    fn clone(&self) -> Self {
+        Self {
+            vault: self.vault.clone(),
+            algorithm: Arc::clone(&self.algorithm),
+        }
+    }
+}
+
+impl<A: Algorithm> Limiter<A> {
+    /// Runs `algorithm` over `vault`.
+    pub fn new(vault: Vault<A::State>, algorithm: A) -> Self {
+        Self {
+            vault,
+            algorithm: Arc::new(algorithm),
+        }
+    }
+
+    /// The table the counts are kept in.
+    pub const fn vault(&self) -> &Vault<A::State> {
+        &self.vault
+    }
+
+    /// The algorithm that decides.
+    pub fn algorithm(&self) -> &A {
+        &self.algorithm
+    }
+
+    /// Blocks until one check of cost 1 is decided and on disk.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Vault::update`], and [`Error::EndpointTooLong`]. A refusal is not an error.
+    pub fn check<'c>(&self, endpoint: &str, client: impl Into<Client<'c>>) -> Result<Decision> {
+        self.check_n(endpoint, client, 1)
+    }
+
+    /// Blocks until one check of `cost` places is decided and on disk. All of it fits or none.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`check`](Self::check), and [`Error::InvalidCost`] if `cost` is 0 or can never fit.
+    pub fn check_n<'c>(
+        &self,
+        endpoint: &str,
+        client: impl Into<Client<'c>>,
+        cost: u32,
+    ) -> Result<Decision> {
+        self.algorithm.check_cost(cost)?;
+        let key = Key::new(endpoint, client)?;
+        self.vault.update(&key, self.step(cost))
+    }
+
+    /// As [`check`](Self::check), without blocking; on any executor.
+    ///
+    /// The check counts from this call on: dropping the future does not take it back.
+    pub fn check_async<'c>(
+        &self,
+        endpoint: &str,
+        client: impl Into<Client<'c>>,
+    ) -> Pending<Decision> {
+        self.check_n_async(endpoint, client, 1)
+    }
+
+    /// As [`check_n`](Self::check_n), without blocking; on any executor.
+    ///
+    /// The check counts from this call on: dropping the future does not take it back.
+    pub fn check_n_async<'c>(
+        &self,
+        endpoint: &str,
+        client: impl Into<Client<'c>>,
+        cost: u32,
+    ) -> Pending<Decision> {
+        let checked = self.algorithm.check_cost(cost);
+        match checked.and_then(|()| Key::new(endpoint, client)) {
+            Ok(key) => self.vault.update_async(&key, self.step(cost)),
+            Err(error) => Pending::failed(error),
+        }
+    }
+
+    /// What a check would find, as if it were allowed. Records nothing, waits for no one.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Vault::get`], and [`Error::EndpointTooLong`].
+    pub fn peek<'c>(&self, endpoint: &str, client: impl Into<Client<'c>>) -> Result<Decision> {
+        let (state, now) = self.vault.look(&Key::new(endpoint, client)?)?;
+        Ok(self.algorithm.peek(&state.unwrap_or_default(), now))
+    }
+
+    /// Blocks until the pair is forgotten on disk, also if its row is damaged.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Vault::remove`], and [`Error::EndpointTooLong`].
+    pub fn reset<'c>(&self, endpoint: &str, client: impl Into<Client<'c>>) -> Result<()> {
+        let key = Key::new(endpoint, client)?;
+        self.vault.remove(&key).map(drop)
+    }
+
+    /// Blocks until every client of `endpoint` is forgotten on disk, and says how many there were.
+    ///
+    /// At most 1,000 rows go in one transaction, so that others are served meanwhile. A client that
+    /// is checked meanwhile may be counted anew.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Vault::remove_endpoint`].
+    pub fn reset_endpoint(&self, endpoint: &str) -> Result<u64> {
+        self.vault.remove_endpoint(endpoint)
+    }
+
+    /// What one check does to its row.
+    fn step(&self, cost: u32) -> impl FnOnce(&mut Slot<A::State>) -> Decision + Send + use<A> {
+        let algorithm = Arc::clone(&self.algorithm);
+        move |slot| {
+            let mut state = slot.take().unwrap_or_default();
+            let verdict = algorithm.decide(&mut state, slot.now(), cost);
+            if verdict.write {
+                slot.put(state, algorithm.ttl());
+            }
+            verdict.decision
+        }
+    }
+}
