@@ -1,0 +1,142 @@
+//! `Answer`: a caller's wait for the writer, on a thread or in a task.
+
+use std::future::{Future, IntoFuture};
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use super::timer::Alarm;
+use crate::error::{Cause, Error, Outcome as Applied, Result};
+
+/// What an operation yields: a result, a panic of the caller's closure, or an error.
+pub(super) type Outcome<R> = Result<std::thread::Result<R>>;
+
+/// The receiving end of one operation.
+#[derive(Debug)]
+pub(super) struct Answer<R> {
+    receiver: oneshot::Receiver<Outcome<R>>,
+    path: PathBuf,
+    timeout: Option<Duration>,
+}
+
+impl<R> Answer<R> {
+    pub(super) fn new(
+        receiver: oneshot::Receiver<Outcome<R>>,
+        path: PathBuf,
+        timeout: Option<Duration>,
+    ) -> Self {
+        Self {
+            receiver,
+            path,
+            timeout,
+        }
+    }
+
+    /// Blocks until the answer is there, or the timeout has passed.
+    pub(super) fn wait(self) -> Result<R> {
+        let received = match self.timeout {
+            None => self.receiver.recv().map_err(|_| None),
+            Some(timeout) => self
+                .receiver
+                .recv_timeout(timeout)
+                .map_err(|error| (error == oneshot::RecvTimeoutError::Timeout).then_some(timeout)),
+        };
+        match received {
+            Ok(outcome) => unwrap_outcome(outcome),
+            Err(Some(timeout)) => Err(too_slow(self.path, timeout)),
+            Err(None) => Err(never(self.path)),
+        }
+    }
+}
+
+/// What a call without blocking returns: a future of its result, on any executor.
+///
+/// The operation was queued when this was made: dropping it does not take it back.
+#[derive(Debug)]
+#[must_use = "the operation was queued, but its result comes only when this is awaited"]
+pub struct Pending<R>(State<R>);
+
+#[derive(Debug)]
+enum State<R> {
+    Waiting {
+        receiver: oneshot::AsyncReceiver<Outcome<R>>,
+        path: PathBuf,
+        alarm: Option<(Duration, Alarm)>,
+    },
+    /// It was not queued; `None` once that was said.
+    Failed(Option<Error>),
+}
+
+impl<R> Pending<R> {
+    pub(crate) const fn failed(error: Error) -> Self {
+        Self(State::Failed(Some(error)))
+    }
+}
+
+impl<R> From<Result<Answer<R>>> for Pending<R> {
+    fn from(queued: Result<Answer<R>>) -> Self {
+        match queued {
+            Ok(answer) => Self(State::Waiting {
+                receiver: answer.receiver.into_future(),
+                path: answer.path,
+                alarm: answer.timeout.map(|timeout| (timeout, Alarm::new(timeout))),
+            }),
+            Err(error) => Self::failed(error),
+        }
+    }
+}
+
+impl<R> Future for Pending<R> {
+    type Output = Result<R>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<R>> {
+        let (receiver, path, alarm) = match &mut self.0 {
+            State::Waiting {
+                receiver,
+                path,
+                alarm,
+            } => (receiver, path, alarm),
+            State::Failed(error) => {
+                return error.take().map_or(Poll::Pending, |e| Poll::Ready(Err(e)));
+            }
+        };
+        if let Poll::Ready(received) = Pin::new(receiver).poll(context) {
+            return Poll::Ready(match received {
+                Ok(outcome) => unwrap_outcome(outcome),
+                Err(_) => Err(never(path.clone())),
+            });
+        }
+        match alarm {
+            Some((timeout, alarm)) => match alarm.has_rung(context) {
+                true => Poll::Ready(Err(too_slow(path.clone(), *timeout))),
+                false => Poll::Pending,
+            },
+            None => Poll::Pending,
+        }
+    }
+}
+
+// No part of it is ever pinned in place.
+impl<R> Unpin for Pending<R> {}
+
+/// A panic of the caller's closure goes on in the caller.
+fn unwrap_outcome<R>(outcome: Outcome<R>) -> Result<R> {
+    outcome?.map_or_else(|panic| std::panic::resume_unwind(panic), Ok)
+}
+
+fn too_slow(path: PathBuf, timeout: Duration) -> Error {
+    Error::Unavailable {
+        path,
+        outcome: Applied::Unknown,
+        source: Cause::new(format!("no answer within {timeout:?}; the disk may hang")),
+    }
+}
+
+fn never(path: PathBuf) -> Error {
+    Error::Unavailable {
+        path,
+        outcome: Applied::Unknown,
+        source: Cause::new("the writer ended without an answer"),
+    }
+}

@@ -1,0 +1,65 @@
+//! What an operation sees of the transaction it runs in.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::Arc;
+
+use redb::{ReadableTable, WriteTransaction};
+
+use super::stamp::{self, META};
+use super::table::{Effects, OpenTable, Table};
+use crate::clock::{Clock, Timestamp};
+
+/// One write transaction with the tables that are open in it.
+pub(super) struct Batch<'t> {
+    txn: &'t WriteTransaction,
+    clock: &'t dyn Clock,
+    tables: BTreeMap<String, OpenTable<'t>>,
+    stamped: bool,
+}
+
+impl<'t> Batch<'t> {
+    pub(super) fn new(txn: &'t WriteTransaction, clock: &'t dyn Clock) -> Self {
+        Self {
+            txn,
+            clock,
+            tables: BTreeMap::new(),
+            stamped: false,
+        }
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    pub(super) fn table(&mut self, table: &Arc<Table>) -> Result<&mut OpenTable<'t>, redb::Error> {
+        match self.tables.entry(table.name.clone()) {
+            Entry::Occupied(open) => Ok(open.into_mut()),
+            Entry::Vacant(place) => Ok(place.insert(OpenTable::open(self.txn, table.clone())?)),
+        }
+    }
+
+    /// The kind that a table is stamped with, if it is.
+    pub(super) fn stamp_of(&self, table: &str) -> Result<Option<String>, redb::Error> {
+        let meta = self.txn.open_table(META)?;
+        let kind = meta.get(&*stamp::of_table(table))?;
+        Ok(kind.map(|kind| kind.value().to_owned()))
+    }
+
+    /// Stamps the file with its format and a table with its kind.
+    pub(super) fn stamp(&mut self, table: &Table) -> Result<(), redb::Error> {
+        let mut meta = self.txn.open_table(META)?;
+        meta.insert(stamp::FORMAT_KEY, stamp::FORMAT)?;
+        meta.insert(&*stamp::of_table(&table.name), table.kind)?;
+        self.stamped = true;
+        Ok(())
+    }
+
+    /// Closes the tables: whether anything was changed, and what was done to each.
+    pub(super) fn finish(self) -> (bool, Vec<(Arc<Table>, Effects)>) {
+        let tables = self.tables.into_values();
+        let effects: Vec<_> = tables.map(|open| (open.table, open.effects)).collect();
+        let changed = self.stamped || effects.iter().any(|(_, effects)| effects.changed);
+        (changed, effects)
+    }
+}

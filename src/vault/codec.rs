@@ -1,0 +1,67 @@
+//! The one module that knows bincode: values to bytes and back.
+//!
+//! Configuration: little endian, variable-length integers, at most [`LARGEST_VALUE`] bytes. bincode
+//! counts that limit in decoded widths (eight bytes for a `u64`, however short its encoding), so
+//! it also bounds what decoding allocates. Keys are never encoded here.
+
+use bincode::config::{Configuration, Limit, LittleEndian, Varint, standard};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::Cause;
+
+/// The largest value, in decoded bytes: a log of 100,000 hits takes 800,008.
+const LARGEST_VALUE: usize = 1 << 20;
+
+const CONFIG: Configuration<LittleEndian, Varint, Limit<LARGEST_VALUE>> =
+    standard().with_limit::<LARGEST_VALUE>();
+
+/// The bytes of `value`, if [`decode`] will take them back.
+pub(super) fn encode<V: Serialize>(value: &V) -> Result<Vec<u8>, Cause> {
+    let bytes = bincode::serde::encode_to_vec(value, CONFIG).map_err(Cause::new)?;
+    if bytes.len() > LARGEST_VALUE {
+        return Err(Cause::new(format!(
+            "it takes {} bytes, more than {LARGEST_VALUE}",
+            bytes.len()
+        )));
+    }
+    Ok(bytes)
+}
+
+/// The value that `bytes` encode, all of them.
+pub(super) fn decode<V: DeserializeOwned>(bytes: &[u8]) -> Option<V> {
+    let (value, consumed) = bincode::serde::decode_from_slice(bytes, CONFIG).ok()?;
+    (consumed == bytes.len()).then_some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trailing_bytes_are_an_error() {
+        let bytes = encode(&(7_u64, 300_u32)).expect("encodes");
+        assert_eq!(decode::<(u64, u32)>(&bytes), Some((7, 300)));
+        assert_eq!(decode::<(u64, u32)>(&[&bytes[..], &[0]].concat()), None);
+        assert_eq!(decode::<(u64, u32)>(&bytes[..bytes.len() - 1]), None);
+    }
+
+    #[test]
+    fn a_claimed_length_does_not_allocate() {
+        let claims_everything = [253, 255, 255, 255, 255, 255, 255, 255, 127];
+        assert_eq!(decode::<Vec<u64>>(&claims_everything), None);
+        assert_eq!(decode::<String>(&claims_everything), None);
+    }
+
+    #[test]
+    fn the_largest_log_fits() {
+        let times: Vec<u64> = (0..100_000).map(|n| n * 60_000).collect();
+        let bytes = encode(&times).expect("encodes");
+        assert_eq!(decode::<Vec<u64>>(&bytes), Some(times));
+    }
+
+    #[test]
+    fn a_value_that_is_too_large_is_refused_when_it_is_written() {
+        assert!(encode(&vec![0_u8; LARGEST_VALUE + 1]).is_err());
+    }
+}

@@ -1,0 +1,284 @@
+//! An open file: what its handles and its writer share, and how it closes.
+//!
+//! Handles hold an [`OpenFile`]; the writer thread holds a [`Shared`]. When the last handle goes,
+//! the queue closes, the writer drains it and ends.
+//!
+//! Lock order: slot (registry), then tables, then database, then queue. None is held across a
+//! commit or while a caller's closure runs.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::thread;
+use std::time::Duration;
+
+use redb::{Database, ReadTransaction, ReadableDatabase, WriteTransaction};
+
+use super::answer::{Answer, Outcome};
+use super::batch::Batch;
+use super::open::{Expected, Source};
+use super::operation::{self, Task};
+use super::queue::{QUEUE_LIMIT, Queue, Refused};
+use super::registry::Slot;
+use super::settings::{FileSettings, agree};
+use super::table::Table;
+use super::writer::{self, Writer};
+use crate::error::{Cause, Error, Outcome as Applied, Result};
+
+/// What every handle of a file holds. Dropping the last one closes the file.
+#[derive(Debug)]
+pub(super) struct OpenFile {
+    shared: Arc<Shared>,
+}
+
+/// What the handles and the writer of a file share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) path: PathBuf,
+    pub(super) source: Source,
+    pub(super) settings: FileSettings,
+    pub(super) queue: Arc<Queue>,
+    /// `None` while the writer reopens it, and once it is closed.
+    pub(super) database: RwLock<Option<Database>>,
+    tables: Mutex<BTreeMap<String, Arc<Table>>>,
+    ending: Mutex<Ending>,
+    /// Held by the registry for as long as it is occupied.
+    slot: Weak<Slot>,
+}
+
+/// How a file ended, and who waits to hear it.
+#[derive(Debug, Default)]
+struct Ending {
+    report: Option<Option<Cause>>,
+    waiting: Vec<oneshot::Sender<Outcome<()>>>,
+}
+
+impl OpenFile {
+    /// Opens the file and starts its writer.
+    pub(super) fn new(
+        source: Source,
+        settings: FileSettings,
+        expected: Expected<'_>,
+        slot: Weak<Slot>,
+    ) -> Result<Self> {
+        let database = source.open(&settings, &[expected])?;
+        let queue = Arc::new(Queue::default());
+        let waiter: Weak<Queue> = Arc::downgrade(&queue);
+        settings.clock.wake_on_change(waiter);
+        let shared = Arc::new(Shared {
+            path: source.path(),
+            source,
+            settings,
+            queue,
+            database: RwLock::new(Some(database)),
+            tables: Mutex::default(),
+            ending: Mutex::default(),
+            slot,
+        });
+        let writer = Writer::new(Arc::clone(&shared));
+        let thread = thread::Builder::new().name("ratevault-writer".into());
+        match thread.spawn(move || writer.run()) {
+            Ok(_) => Ok(Self { shared }),
+            Err(source) => Err(Error::Open {
+                path: shared.path.clone(),
+                source,
+            }),
+        }
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// The table `name`, created and stamped if it is not there.
+    pub(super) fn table(
+        &self,
+        name: &str,
+        kind: &'static str,
+        max_keys: Option<u64>,
+    ) -> Result<Arc<Table>> {
+        let path = &self.shared.path;
+        let table = Arc::clone(
+            self.shared
+                .tables()
+                .entry(name.to_owned())
+                .or_insert_with(|| {
+                    let max_keys = max_keys.unwrap_or(DEFAULT_MAX_KEYS);
+                    Arc::new(Table::new(name, kind, max_keys))
+                }),
+        );
+        if table.kind != kind {
+            return Err(Error::WrongKind {
+                path: path.clone(),
+                table: name.to_owned(),
+                found: table.kind.to_owned(),
+                expected: kind,
+            });
+        }
+        agree(path, "max_keys", table.max_keys, max_keys)?;
+        let stamp = operation::stamp(path.clone(), Arc::clone(&table));
+        let stamped = self.shared.submit(None, false, stamp)?.wait();
+        if stamped.is_err() {
+            // Unless it is of use to another handle.
+            let mut tables = self.shared.tables();
+            if Arc::strong_count(&table) <= 2 {
+                tables.remove(name);
+            }
+        }
+        stamped.map(|()| table)
+    }
+}
+
+/// The bound of a table that no builder gave one.
+const DEFAULT_MAX_KEYS: u64 = 1_000_000;
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        self.shared.queue.close();
+        // Inside a closure this is the thread that would have to close it: it does so afterwards.
+        if !writer::is_current_thread() {
+            let _ = self.shared.close(None).map(Answer::wait);
+        }
+    }
+}
+
+impl Shared {
+    fn tables(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Table>>> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Every table that a handle has opened and that is known to be of its kind.
+    pub(super) fn ready_tables(&self) -> Vec<Arc<Table>> {
+        let tables = self.tables();
+        let ready = tables.values().filter(|table| table.is_ready());
+        ready.cloned().collect()
+    }
+
+    /// Queues an operation. It counts from here on, whether or not anybody waits for the answer.
+    pub(super) fn submit<R: Send + 'static>(
+        &self,
+        timeout: Option<Duration>,
+        is_bulk: bool,
+        step: impl FnOnce(&mut Batch<'_>) -> Result<Outcome<R>, redb::Error> + Send + 'static,
+    ) -> Result<Answer<R>> {
+        self.refuse_inside_update()?;
+        let (caller, receiver) = oneshot::channel();
+        let task = Task::new(caller, is_bulk, step);
+        match self.queue.push(Box::new(task)) {
+            Ok(()) => Ok(Answer::new(receiver, self.path.clone(), timeout)),
+            Err(Refused::Closing) => Err(self.closed()),
+            Err(Refused::Failing(cause)) => Err(self.unavailable(Applied::NotApplied, cause)),
+            Err(Refused::Full) => Err(Error::Overloaded {
+                path: self.path.clone(),
+                limit: QUEUE_LIMIT,
+            }),
+        }
+    }
+
+    /// An error on a writer's thread, where waiting for a writer might wait for itself.
+    pub(super) fn refuse_inside_update(&self) -> Result<()> {
+        if writer::is_current_thread() {
+            return Err(Error::InsideUpdate {
+                path: self.path.clone(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Runs `read` on the latest commit. It waits for nobody, and must not hold on to it for long.
+    pub(super) fn read<T>(
+        &self,
+        read: impl FnOnce(&ReadTransaction) -> Result<T, redb::Error>,
+    ) -> Result<T> {
+        let run = || {
+            let database = self.database.read().unwrap_or_else(PoisonError::into_inner);
+            let txn = match &*database {
+                Some(database) => database.begin_read().map_err(redb::Error::from)?,
+                None => return Ok(None),
+            };
+            drop(database);
+            read(&txn).map(Some)
+        };
+        let cause = match catch_unwind(AssertUnwindSafe(run)) {
+            Ok(Ok(Some(value))) => return Ok(value),
+            Ok(Ok(None)) => return Err(self.down()),
+            Ok(Err(_)) if self.queue.is_closing() => return Err(self.closed()),
+            Ok(Err(error)) => Cause::new(error),
+            Err(panic) => writer::panic_cause(&*panic),
+        };
+        self.queue.nudge();
+        Err(self.unavailable(Applied::NotApplied, cause))
+    }
+
+    /// Why there is no database.
+    fn down(&self) -> Error {
+        match self.queue.failing() {
+            Some(cause) if !self.queue.is_closing() => self.unavailable(Applied::NotApplied, cause),
+            _ => self.closed(),
+        }
+    }
+
+    pub(super) fn begin_write(&self) -> Result<WriteTransaction, redb::Error> {
+        let database = self.database.read().unwrap_or_else(PoisonError::into_inner);
+        match &*database {
+            Some(database) => Ok(database.try_begin_write()?),
+            None => Err(redb::Error::DatabaseClosed),
+        }
+    }
+
+    pub(super) fn take_database(&self) -> Option<Database> {
+        let mut database = self
+            .database
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        database.take()
+    }
+
+    pub(super) fn unavailable(&self, outcome: Applied, source: Cause) -> Error {
+        Error::Unavailable {
+            path: self.path.clone(),
+            outcome,
+            source,
+        }
+    }
+
+    fn closed(&self) -> Error {
+        Error::Closed {
+            path: self.path.clone(),
+        }
+    }
+
+    /// Closes the file for all handles; the answer comes when the writer has ended.
+    pub(super) fn close(&self, timeout: Option<Duration>) -> Result<Answer<()>> {
+        self.refuse_inside_update()?;
+        let (caller, receiver) = oneshot::channel();
+        let mut ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
+        match &ending.report {
+            Some(report) => drop(caller.send(self.outcome(report.clone()))),
+            None => ending.waiting.push(caller),
+        }
+        drop(ending);
+        self.queue.close();
+        Ok(Answer::new(receiver, self.path.clone(), timeout))
+    }
+
+    /// The writer's last act: the file can be opened again, and whoever waits hears how it ended.
+    pub(super) fn ended(&self, report: Option<Cause>) {
+        if let Some(slot) = self.slot.upgrade() {
+            slot.vacate();
+        }
+        let mut ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
+        ending.report = Some(report.clone());
+        for waiting in ending.waiting.drain(..) {
+            let _ = waiting.send(self.outcome(report.clone()));
+        }
+    }
+
+    fn outcome(&self, report: Option<Cause>) -> Outcome<()> {
+        match report {
+            None => Ok(Ok(())),
+            Some(cause) => Err(self.unavailable(Applied::Unknown, cause)),
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! Keys: an endpoint and a client, as bytes.
+//!
+//! # Format 1
+//!
+//! | bytes | content |
+//! |---|---|
+//! | 1 | the format, 1 |
+//! | 2 | length of the endpoint in bytes, big endian |
+//! | | the endpoint, UTF-8 |
+//! | 1 | what the client is: 1 text, 2 address, 3 digest |
+//! | 2 | length of the client in bytes, big endian |
+//! | | the client: bytes as given, 4 or 16 bytes of address, 32 bytes of SHA-256 |
+//!
+//! The encoding is injective: no two pairs share a key. It is a format of the file, independent of
+//! the storage engine's own key types; the rows of one endpoint sort together. A client of more
+//! than 256 bytes is replaced by its SHA-256: clients choose that text, so it is never cut.
+
+use std::borrow::Cow;
+use std::fmt::{self, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use sha2::{Digest, Sha256};
+
+use crate::error::{Error, Result};
+
+const FORMAT: u8 = 1;
+const LONGEST_ENDPOINT: usize = 256;
+const LONGEST_CLIENT: usize = 256;
+
+const TEXT: u8 = 1;
+const ADDRESS: u8 = 2;
+const DIGEST: u8 = 3;
+
+/// Who is counted. Made from text, bytes or an address.
+///
+/// The three are apart: the text `"203.0.113.7"` and the address 203.0.113.7 are two clients. An
+/// IPv4-mapped IPv6 address is the IPv4 address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Client<'a> {
+    /// A name, an account, a token: compared byte by byte, so normalise it first.
+    Text(&'a [u8]),
+    /// An address.
+    Address(IpAddr),
+    /// The SHA-256 of a text of more than 256 bytes.
+    Digest([u8; 32]),
+}
+
+impl<'a> From<&'a str> for Client<'a> {
+    fn from(text: &'a str) -> Self {
+        Self::from(text.as_bytes())
+    }
+}
+
+impl<'a> From<&'a String> for Client<'a> {
+    fn from(text: &'a String) -> Self {
+        Self::from(text.as_bytes())
+    }
+}
+
+impl<'a> From<&'a [u8]> for Client<'a> {
+    fn from(text: &'a [u8]) -> Self {
+        if text.len() > LONGEST_CLIENT {
+            Self::Digest(Sha256::digest(text).into())
+        } else {
+            Self::Text(text)
+        }
+    }
+}
+
+impl From<IpAddr> for Client<'_> {
+    fn from(address: IpAddr) -> Self {
+        Self::Address(address.to_canonical())
+    }
+}
+
+impl From<Ipv4Addr> for Client<'_> {
+    fn from(address: Ipv4Addr) -> Self {
+        IpAddr::V4(address).into()
+    }
+}
+
+impl From<Ipv6Addr> for Client<'_> {
+    fn from(address: Ipv6Addr) -> Self {
+        IpAddr::V6(address).into()
+    }
+}
+
+/// Text with control characters and bytes that are no text escaped; a digest as `sha256:..`.
+impl fmt::Display for Client<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => escape(f, text),
+            Self::Address(address) => address.fmt(f),
+            Self::Digest(digest) => {
+                f.write_str("sha256:")?;
+                digest.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+            }
+        }
+    }
+}
+
+fn escape(f: &mut fmt::Formatter<'_>, text: &[u8]) -> fmt::Result {
+    for chunk in text.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            match character {
+                '"' | '\'' => f.write_char(character)?,
+                _ => write!(f, "{}", character.escape_debug())?,
+            }
+        }
+        for byte in chunk.invalid() {
+            write!(f, "\\x{byte:02x}")?;
+        }
+    }
+    Ok(())
+}
+
+/// What a row is found by: an (endpoint, client) pair.
+///
+/// ```
+/// use ratevault::{Client, Key};
+///
+/// let key = Key::new("login", "ada")?;
+/// assert_eq!(key.endpoint(), "login");
+/// assert_eq!(key.client(), Client::from("ada"));
+/// assert_eq!(key.to_string(), "login/ada");
+/// # Ok::<(), ratevault::Error>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key(Box<[u8]>);
+
+impl Key {
+    /// The key of `client` at `endpoint`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::EndpointTooLong`] if the endpoint has more than 256 bytes.
+    pub fn new<'c>(endpoint: &str, client: impl Into<Client<'c>>) -> Result<Self> {
+        let mut bytes = Self::prefix(endpoint)?;
+        match client.into() {
+            // Not every text comes through `From`.
+            Client::Text(text) if text.len() > LONGEST_CLIENT => {
+                push_part(&mut bytes, DIGEST, &Sha256::digest(text));
+            }
+            Client::Text(text) => push_part(&mut bytes, TEXT, text),
+            Client::Address(address) => match address.to_canonical() {
+                IpAddr::V4(address) => push_part(&mut bytes, ADDRESS, &address.octets()),
+                IpAddr::V6(address) => push_part(&mut bytes, ADDRESS, &address.octets()),
+            },
+            Client::Digest(digest) => push_part(&mut bytes, DIGEST, &digest),
+        }
+        Ok(Self(bytes.into()))
+    }
+
+    /// What the keys of `endpoint`, and no others, start with.
+    pub(super) fn prefix(endpoint: &str) -> Result<Vec<u8>> {
+        if endpoint.len() > LONGEST_ENDPOINT {
+            return Err(Error::EndpointTooLong {
+                length: endpoint.len(),
+                limit: LONGEST_ENDPOINT,
+            });
+        }
+        let mut bytes = vec![FORMAT];
+        push_counted(&mut bytes, endpoint.as_bytes());
+        Ok(bytes)
+    }
+
+    /// The key that `bytes` are, if they are one.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        parts(bytes)?;
+        Some(Self(bytes.into()))
+    }
+
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The endpoint.
+    #[must_use]
+    pub fn endpoint(&self) -> Cow<'_, str> {
+        parts(&self.0).map_or(Cow::Borrowed(""), |(endpoint, _)| {
+            String::from_utf8_lossy(endpoint)
+        })
+    }
+
+    /// The client.
+    #[must_use]
+    pub fn client(&self) -> Client<'_> {
+        parts(&self.0).map_or(Client::Text(&[]), |(_, client)| client)
+    }
+}
+
+/// `endpoint/client`, escaped as [`Client`] is.
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        escape(f, self.endpoint().as_bytes())?;
+        write!(f, "/{}", self.client())
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key({self})")
+    }
+}
+
+/// How a key is named in an error, also one that does not decode.
+pub(super) fn describe(bytes: &[u8]) -> String {
+    match Key::decode(bytes) {
+        Some(key) => key.to_string(),
+        None => Client::Text(bytes).to_string(),
+    }
+}
+
+fn push_part(bytes: &mut Vec<u8>, tag: u8, part: &[u8]) {
+    bytes.push(tag);
+    push_counted(bytes, part);
+}
+
+/// `part` is at most 256 bytes long.
+fn push_counted(bytes: &mut Vec<u8>, part: &[u8]) {
+    let length = u16::try_from(part.len()).unwrap_or(u16::MAX);
+    bytes.extend(length.to_be_bytes());
+    bytes.extend(part);
+}
+
+fn parts(bytes: &[u8]) -> Option<(&[u8], Client<'_>)> {
+    let rest = bytes.strip_prefix(&[FORMAT])?;
+    let (endpoint, rest) = split_counted(rest)?;
+    let (&tag, rest) = rest.split_first()?;
+    let (client, rest) = split_counted(rest)?;
+    if !rest.is_empty() {
+        return None;
+    }
+    let client = match tag {
+        TEXT => Client::Text(client),
+        ADDRESS => Client::Address(match client.len() {
+            4 => IpAddr::from(<[u8; 4]>::try_from(client).ok()?),
+            _ => IpAddr::from(<[u8; 16]>::try_from(client).ok()?),
+        }),
+        DIGEST => Client::Digest(client.try_into().ok()?),
+        _ => return None,
+    };
+    Some((endpoint, client))
+}
+
+fn split_counted(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, rest) = bytes.split_first_chunk()?;
+    rest.split_at_checked(usize::from(u16::from_be_bytes(*length)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// What format 1 must decode to, for as long as it is read.
+    #[test]
+    fn the_fixture_of_format_1_decodes() {
+        let fixture = include_str!("../../tests/fixtures/keys-1.txt");
+        let mut lines = 0;
+        for line in fixture.lines().filter(|line| !line.starts_with('#')) {
+            let mut fields = line.split('\t');
+            let (hex, endpoint) = (
+                fields.next().expect("hex"),
+                fields.next().expect("endpoint"),
+            );
+            let client = match (fields.next().expect("tag"), fields.next().expect("client")) {
+                ("text", client) => Client::Text(client.as_bytes()),
+                ("address", client) => Client::Address(client.parse().expect("an address")),
+                ("digest", _) => Client::from(&LONG[..]),
+                other => panic!("{other:?}"),
+            };
+            let bytes = crate::vault::row::from_hex(hex);
+            let key = Key::decode(&bytes).expect(line);
+            assert_eq!((&*key.endpoint(), key.client()), (endpoint, client));
+            assert_eq!(Key::new(endpoint, client).expect("a key"), key);
+            lines += 1;
+        }
+        assert_eq!(lines, 6);
+    }
+
+    const LONG: [u8; 300] = [b'a'; 300];
+
+    #[test]
+    fn text_and_address_are_apart_and_mapped_addresses_are_not() {
+        let address: IpAddr = "203.0.113.7".parse().expect("an address");
+        let mapped: IpAddr = "::ffff:203.0.113.7".parse().expect("an address");
+        let key = |client: Client<'_>| Key::new("login", client).expect("a key");
+        assert_ne!(key("203.0.113.7".into()), key(address.into()));
+        assert_eq!(key(mapped.into()), key(address.into()));
+        assert_eq!(key(Client::Address(mapped)), key(address.into()));
+    }
+
+    #[test]
+    fn a_long_client_is_hashed_and_a_long_endpoint_refused() {
+        let long = [7; 257];
+        let key = Key::new("e", &long[..]).expect("a key");
+        assert_eq!(key, Key::new("e", Client::Text(&long)).expect("a key"));
+        assert!(matches!(key.client(), Client::Digest(_)));
+        assert!(key.to_string().starts_with("e/sha256:"));
+        assert!(matches!(
+            Key::new(&"e".repeat(257), "c"),
+            Err(Error::EndpointTooLong { length: 257, .. })
+        ));
+    }
+
+    #[test]
+    fn nothing_that_controls_a_terminal_is_printed() {
+        let key = Key::new("a\n\0", &b"\x1b[2J\xff\x7f"[..]).expect("a key");
+        assert_eq!(key.to_string(), r"a\n\0/\u{1b}[2J\xff\u{7f}");
+    }
+
+    proptest! {
+        #[test]
+        fn the_encoding_is_injective_and_decodes(
+            a in (".{0,60}", prop::collection::vec(any::<u8>(), 0..300)),
+            b in (".{0,60}", prop::collection::vec(any::<u8>(), 0..300)),
+        ) {
+            let key = |(endpoint, client): &(String, Vec<u8>)| {
+                Key::new(endpoint, client.as_slice()).expect("a key")
+            };
+            prop_assert_eq!(a == b, key(&a) == key(&b));
+            let decoded = Key::decode(key(&a).as_bytes()).expect("decodes");
+            prop_assert_eq!(decoded.endpoint(), a.0.as_str());
+            prop_assert_eq!(decoded.client(), Client::from(a.1.as_slice()));
+            prop_assert!(key(&a).as_bytes().starts_with(&Key::prefix(&a.0).expect("a prefix")));
+            prop_assert_eq!(a.0 == b.0, key(&a).as_bytes().starts_with(&Key::prefix(&b.0).expect("a prefix")));
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+            if let Some(key) = Key::decode(&bytes) {
+                let _ = (key.endpoint(), key.client());
+            }
+            let _ = describe(&bytes);
+        }
+    }
+}

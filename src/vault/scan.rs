@@ -1,0 +1,126 @@
+//! Reading a table from end to end, a page at a time.
+
+use std::marker::PhantomData;
+use std::ops::Bound;
+use std::sync::Arc;
+
+use redb::{ReadTransaction, TableDefinition};
+
+use super::codec;
+use super::file::OpenFile;
+use super::key::{self, Key};
+use super::row::Row;
+use super::table::{Stored, Table, rows_name};
+use crate::clock::Timestamp;
+use crate::error::{Error, Result};
+
+/// How many rows one read transaction looks at. It is let go of between pages, so that a slow
+/// reader does not keep the file from reusing space.
+const PAGE: usize = 1_000;
+
+/// A row that a scan found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Entry<V> {
+    /// The row's key.
+    pub key: Key,
+    /// Its value.
+    pub value: V,
+    /// When it ends.
+    pub expires_at: Timestamp,
+}
+
+/// The live rows of a table, in the order of their keys: see [`Vault::scan`](super::Vault::scan).
+#[derive(Debug)]
+pub struct Scan<V> {
+    file: Arc<OpenFile>,
+    table: Arc<Table>,
+    page: std::vec::IntoIter<(Vec<u8>, Stored)>,
+    /// Where the next page begins; `None`: there is none.
+    next: Option<Bound<Vec<u8>>>,
+    value: PhantomData<fn() -> V>,
+}
+
+impl<V: Row> Scan<V> {
+    pub(super) fn new(file: Arc<OpenFile>, table: Arc<Table>) -> Self {
+        Self {
+            file,
+            table,
+            page: Vec::new().into_iter(),
+            next: Some(Bound::Unbounded),
+            value: PhantomData,
+        }
+    }
+
+    /// Reads the next page, and says whether there was one.
+    fn turn(&mut self) -> Result<bool> {
+        let Some(from) = self.next.take() else {
+            return Ok(false);
+        };
+        let table = &self.table.name;
+        let page = self
+            .file
+            .shared()
+            .read(|txn| read_page(txn, table, &from))?;
+        if page.len() == PAGE {
+            self.next = page.last().map(|(key, _)| Bound::Excluded(key.clone()));
+        }
+        self.page = page.into_iter();
+        Ok(true)
+    }
+
+    /// The entry that a row is, unless it has expired.
+    fn entry(&self, bytes: &[u8], stored: &Stored) -> Option<Result<Entry<V>>> {
+        let damaged = || Error::CorruptRow {
+            table: self.table.name.clone(),
+            key: key::describe(bytes),
+        };
+        let Stored::Whole(header, value) = stored else {
+            return Some(Err(damaged()));
+        };
+        if header.has_expired(self.file.shared().settings.clock.now().as_millis()) {
+            return None;
+        }
+        let entry = Key::decode(bytes).zip(codec::decode(value));
+        Some(entry.ok_or_else(damaged).map(|(key, value)| Entry {
+            key,
+            value,
+            expires_at: Timestamp::from_millis(header.expires_at),
+        }))
+    }
+}
+
+impl<V: Row> Iterator for Scan<V> {
+    type Item = Result<Entry<V>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            while let Some((key, stored)) = self.page.next() {
+                if let Some(entry) = self.entry(&key, &stored) {
+                    return Some(entry);
+                }
+            }
+            match self.turn() {
+                Ok(true) => {}
+                Ok(false) => return None,
+                Err(error) => return Some(Err(error)),
+            }
+        }
+    }
+}
+
+fn read_page(
+    txn: &ReadTransaction,
+    table: &str,
+    from: &Bound<Vec<u8>>,
+) -> Result<Vec<(Vec<u8>, Stored)>, redb::Error> {
+    let rows = txn.open_table(TableDefinition::<&[u8], &[u8]>::new(&rows_name(table)))?;
+    let from = from.as_ref().map(Vec::as_slice);
+    let mut page = Vec::new();
+    for found in rows.range::<&[u8]>((from, Bound::Unbounded))?.take(PAGE) {
+        let (key, row) = found?;
+        let stored = Stored::read(key.value(), Some(row.value()));
+        page.push((key.value().to_vec(), stored));
+    }
+    Ok(page)
+}

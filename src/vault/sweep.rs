@@ -1,0 +1,118 @@
+//! The sweep: rows that have expired leave the file.
+//!
+//! It follows the deadline index, so it costs what has expired, not what is stored. It also looks
+//! at the end of every class, where rows gather whose clock ran ahead, and it brings a table back
+//! to a bound that was lowered.
+
+use redb::StorageError;
+
+use super::deadline::{Entry, SHARED};
+use super::row::Header;
+use super::table::{OpenTable, Stored};
+
+/// How many entries one transaction looks at.
+pub(super) const SWEEP_LIMIT: usize = 1_000;
+
+impl OpenTable<'_> {
+    /// Looks at up to `budget` entries and says how many it looked at.
+    ///
+    /// What is left to do, and when, is left in the effects.
+    pub(super) fn sweep(&mut self, now: u64, budget: usize) -> Result<usize, StorageError> {
+        let mut spent = 0;
+        let mut next_due = u64::MAX;
+        for class in self.deadlines.classes()? {
+            let due = self.deadlines.due(class, now, budget - spent)?;
+            spent += due.len();
+            for entry in &due {
+                self.settle(entry, now)?;
+            }
+            spent += self.redate_tail(class, now, budget - spent)?;
+            let head = self.deadlines.head(class)?;
+            next_due = next_due.min(head.map_or(u64::MAX, |entry| entry.filed_at));
+        }
+        spent += self.shrink(now, budget - spent)?;
+        let unfinished = spent >= budget || next_due <= now;
+        self.effects.due = Some(if unfinished { 0 } else { next_due });
+        // What was filed on the way is among the heads.
+        self.effects.filed = None;
+        Ok(spent)
+    }
+
+    /// Deals with an entry that is due: the row leaves if it has expired, else it is filed anew.
+    fn settle(&mut self, entry: &Entry, now: u64) -> Result<(), StorageError> {
+        let stored = self.read(&entry.key)?;
+        match &stored {
+            Stored::Whole(header, _) if Entry::of(&entry.key, header) != *entry => {
+                self.drop_entry(entry)
+            }
+            Stored::Whole(header, _) if header.has_expired(now) => {
+                self.effects.swept += 1;
+                self.delete(&entry.key, &stored)
+            }
+            Stored::Whole(header, value) => self.refile_renewed(entry, *header, value),
+            Stored::Damaged(_) => self.postpone_damaged(entry, now),
+            Stored::Missing => self.drop_entry(entry),
+        }
+    }
+
+    /// Files a row that was renewed under its deadline.
+    pub(super) fn refile_renewed(
+        &mut self,
+        entry: &Entry,
+        header: Header,
+        value: &[u8],
+    ) -> Result<(), StorageError> {
+        let filed_at = header.expires_at;
+        self.refile(entry, Header { filed_at, ..header }, value)
+    }
+
+    /// A damaged row stays until it is removed, or until the bound forgets it: when it ends is not
+    /// known, and forgetting it would start a fresh count.
+    fn postpone_damaged(&mut self, entry: &Entry, now: u64) -> Result<(), StorageError> {
+        let again_in = if entry.class == SHARED {
+            0
+        } else {
+            entry.class
+        };
+        let filed_at = now
+            .saturating_add(again_in)
+            .saturating_add(SHORTEST_WAIT_MS);
+        self.drop_entry(entry)?;
+        self.file(&Entry {
+            filed_at,
+            ..entry.clone()
+        })
+    }
+
+    /// Dates rows back that a clock which ran ahead has filed too late, at most `budget`.
+    fn redate_tail(&mut self, class: u64, now: u64, budget: usize) -> Result<usize, StorageError> {
+        let mut spent = 0;
+        while spent < budget {
+            let Some(entry) = self.deadlines.tail(class)? else {
+                break;
+            };
+            let stored = self.read(&entry.key)?;
+            match stored {
+                Stored::Whole(header, _) if Entry::of(&entry.key, &header) != entry => {
+                    self.drop_entry(&entry)?;
+                }
+                Stored::Whole(header, value) if entry.is_ahead(header.ttl, now) => {
+                    let expires_at = now.saturating_add(header.ttl);
+                    let header = Header {
+                        expires_at,
+                        filed_at: expires_at,
+                        ..header
+                    };
+                    self.refile(&entry, header, &value)?;
+                }
+                Stored::Missing => self.drop_entry(&entry)?,
+                Stored::Whole(..) | Stored::Damaged(_) => break,
+            }
+            spent += 1;
+        }
+        Ok(spent)
+    }
+}
+
+/// How long the sweep leaves a damaged row of the shared class alone.
+const SHORTEST_WAIT_MS: u64 = 60_000;

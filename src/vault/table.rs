@@ -1,0 +1,273 @@
+//! One table inside a write transaction: rows, and the deadline index that goes with them.
+//!
+//! Everything that changes a row goes through here, so that the index's invariant is kept in one
+//! place. The bound and the sweep are in rooms of their own.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use redb::{ReadableTable, ReadableTableMetadata, TableDefinition, WriteTransaction};
+
+use super::deadline::{Deadlines, Entry};
+use super::key::Key;
+use super::row::{self, Header};
+use crate::error::Error;
+
+/// A table of an open file, shared by its handles and the writer.
+#[derive(Debug)]
+pub(super) struct Table {
+    pub(super) name: String,
+    pub(super) kind: &'static str,
+    pub(super) max_keys: u64,
+    /// Whether its stamp was found to be right, or set: until then no row may be touched.
+    ready: AtomicBool,
+    /// No row is filed earlier than this, in ms; 0: unknown, so look. Only the writer writes it.
+    pub(super) due: AtomicU64,
+    /// Rows that the bound forgot before they expired, since the file was opened.
+    pub(super) evicted: AtomicU64,
+    /// Rows that were removed after they expired, since the file was opened.
+    pub(super) swept: AtomicU64,
+}
+
+/// The redb table of rows: Key = an encoded [`Key`](super::Key), Value = an encoded row.
+pub(super) fn rows_name(table: &str) -> String {
+    format!("rows:{table}")
+}
+
+/// The redb table of the deadline index: Key = an encoded entry, no value.
+fn deadlines_name(table: &str) -> String {
+    format!("deadlines:{table}")
+}
+
+/// What a key's place in the rows holds.
+#[derive(Debug)]
+pub(super) enum Stored {
+    Missing,
+    Whole(Header, Vec<u8>),
+    /// It fails its checksum; the header is a guess.
+    Damaged(Option<Header>),
+}
+
+impl Stored {
+    pub(super) fn read(key: &[u8], bytes: Option<&[u8]>) -> Self {
+        let Some(bytes) = bytes else {
+            return Self::Missing;
+        };
+        match row::decode(key, bytes) {
+            Some((header, value)) => Self::Whole(header, value.to_vec()),
+            None => Self::Damaged(row::guess_header(bytes)),
+        }
+    }
+
+    fn header(&self) -> Option<&Header> {
+        match self {
+            Self::Whole(header, _) => Some(header),
+            Self::Damaged(guess) => guess.as_ref(),
+            Self::Missing => None,
+        }
+    }
+}
+
+/// What one transaction did to a table; counted once it is committed.
+#[derive(Debug, Default)]
+pub(super) struct Effects {
+    pub(super) changed: bool,
+    /// The table's stamp is right.
+    pub(super) ready: bool,
+    pub(super) evicted: u64,
+    pub(super) swept: u64,
+    /// The earliest deadline that was filed.
+    pub(super) filed: Option<u64>,
+    /// What the sweep found to be the earliest deadline left; 0: there is more to do.
+    pub(super) due: Option<u64>,
+}
+
+/// A table, open in a write transaction.
+#[derive(Debug)]
+pub(super) struct OpenTable<'t> {
+    pub(super) table: Arc<Table>,
+    pub(super) rows: redb::Table<'t, &'static [u8], &'static [u8]>,
+    pub(super) deadlines: Deadlines<'t>,
+    pub(super) effects: Effects,
+}
+
+impl<'t> OpenTable<'t> {
+    /// Opens both redb tables, creating those that are not there.
+    pub(super) fn open(
+        txn: &'t WriteTransaction,
+        table: Arc<Table>,
+    ) -> Result<Self, redb::TableError> {
+        let rows = txn.open_table(TableDefinition::new(&rows_name(&table.name)))?;
+        let deadlines = txn.open_table(TableDefinition::new(&deadlines_name(&table.name)))?;
+        Ok(Self {
+            table,
+            rows,
+            deadlines: Deadlines(deadlines),
+            effects: Effects::default(),
+        })
+    }
+
+    pub(super) fn read(&self, key: &[u8]) -> Result<Stored, redb::StorageError> {
+        let found = self.rows.get(key)?;
+        Ok(Stored::read(key, found.as_ref().map(|row| row.value())))
+    }
+
+    /// Writes the row of `key`, where `before` is what its place held, and files it.
+    ///
+    /// A renewal that only moves the deadline later leaves the entry alone. A newcomer makes the
+    /// table evict another row if it is full.
+    pub(super) fn write(
+        &mut self,
+        key: &[u8],
+        before: &Stored,
+        value: &[u8],
+        ttl: u64,
+        now: u64,
+    ) -> Result<(), redb::StorageError> {
+        let expires_at = now.saturating_add(ttl);
+        let kept = match before {
+            Stored::Whole(header, _) if header.ttl == ttl && header.filed_at <= expires_at => {
+                Some(Header {
+                    expires_at,
+                    ..*header
+                })
+            }
+            _ => None,
+        };
+        let header = match kept {
+            Some(header) => header,
+            None => {
+                match before.header() {
+                    Some(header) => self.deadlines.remove(&Entry::of(key, header))?,
+                    None => {}
+                }
+                if matches!(before, Stored::Missing) {
+                    self.make_room(now)?;
+                }
+                let header = Header {
+                    in_shared_class: self.deadlines.shares_class(ttl)?,
+                    expires_at,
+                    ttl,
+                    filed_at: expires_at,
+                };
+                self.file(&Entry::of(key, &header))?;
+                header
+            }
+        };
+        self.put_row(key, header, value)
+    }
+
+    /// Removes the row of `key`, where `before` is what its place holds, and its entry.
+    pub(super) fn delete(&mut self, key: &[u8], before: &Stored) -> Result<(), redb::StorageError> {
+        if let Some(header) = before.header() {
+            self.deadlines.remove(&Entry::of(key, header))?;
+        }
+        if self.rows.remove(key)?.is_some() {
+            self.effects.changed = true;
+        }
+        Ok(())
+    }
+
+    /// Moves a whole row's entry, and its deadline with it if that is given.
+    pub(super) fn refile(
+        &mut self,
+        entry: &Entry,
+        header: Header,
+        value: &[u8],
+    ) -> Result<(), redb::StorageError> {
+        self.deadlines.remove(entry)?;
+        self.file(&Entry::of(&entry.key, &header))?;
+        self.put_row(&entry.key, header, value)
+    }
+
+    /// Drops an entry that no row states.
+    pub(super) fn drop_entry(&mut self, entry: &Entry) -> Result<(), redb::StorageError> {
+        self.effects.changed = true;
+        self.deadlines.remove(entry)
+    }
+
+    pub(super) fn file(&mut self, entry: &Entry) -> Result<(), redb::StorageError> {
+        self.effects.changed = true;
+        let filed = self.effects.filed.unwrap_or(u64::MAX);
+        self.effects.filed = Some(filed.min(entry.filed_at));
+        self.deadlines.insert(entry)
+    }
+
+    fn put_row(
+        &mut self,
+        key: &[u8],
+        header: Header,
+        value: &[u8],
+    ) -> Result<(), redb::StorageError> {
+        self.effects.changed = true;
+        let row = row::encode(key, header, value);
+        self.rows.insert(key, &*row).map(drop)
+    }
+
+    pub(super) fn len(&self) -> Result<u64, redb::StorageError> {
+        self.rows.len()
+    }
+
+    /// The keys of the first `count` rows whose keys start with `prefix`.
+    pub(super) fn keys_with(
+        &self,
+        prefix: &[u8],
+        count: usize,
+    ) -> Result<Vec<Vec<u8>>, redb::StorageError> {
+        let mut keys = Vec::new();
+        for found in self.rows.range(prefix..)?.take(count) {
+            let (key, _) = found?;
+            if !key.value().starts_with(prefix) {
+                break;
+            }
+            keys.push(key.value().to_vec());
+        }
+        Ok(keys)
+    }
+}
+
+impl Table {
+    pub(super) fn new(name: &str, kind: &'static str, max_keys: u64) -> Self {
+        Self {
+            name: name.to_owned(),
+            kind,
+            max_keys,
+            ready: AtomicBool::new(false),
+            due: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
+            swept: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Acquire)
+    }
+
+    pub(super) fn corrupt_row(&self, key: &Key) -> Error {
+        Error::CorruptRow {
+            table: self.name.clone(),
+            key: key.to_string(),
+        }
+    }
+
+    /// Whether a row may be due at `now`, so that the sweep should look.
+    pub(super) fn may_be_due(&self, now: u64) -> bool {
+        self.due.load(Ordering::Relaxed) <= now
+    }
+
+    /// Takes note of what a committed transaction did.
+    pub(super) fn record(&self, effects: &Effects) {
+        let order = Ordering::Relaxed;
+        if effects.ready {
+            self.ready.store(true, Ordering::Release);
+        }
+        self.evicted.fetch_add(effects.evicted, order);
+        self.swept.fetch_add(effects.swept, order);
+        if let Some(due) = effects.due {
+            self.due.store(due, order);
+        }
+        if let Some(filed) = effects.filed {
+            self.due.fetch_min(filed, order);
+        }
+    }
+}
