@@ -19,6 +19,7 @@ use serde::Serialize;
 ///
 /// Ends with 0 if it is allowed, 1 if it is refused, 2 on a usage error, 3 on any other error.
 #[derive(Parser, Debug)]
+#[command(name = "attempt")]
 struct Attempt {
     /// The limit, such as 5/minute; repeat it for several on one count
     #[arg(long = "quota", value_name = "QUOTA", default_value = "5/minute")]

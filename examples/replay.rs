@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
 /// "at" may be left out. "at" may go back. "reopen" closes the vault and opens it again. Without --db
 /// a temporary file is used. Ends with 2 on a usage error and 3 on any other, a bad line included.
 #[derive(Parser, Debug)]
+#[command(name = "replay")]
 struct Replay {
     /// The limit, such as 5/minute; repeat it for several on one count
     #[arg(long = "quota", value_name = "QUOTA", required = true)]
@@ -186,7 +187,13 @@ impl<A: Algorithm + Clone> Run<A> {
             else {
                 continue;
             };
-            let line = serde_json::to_string(&self.take(&step)?)?;
+            let line = self.take(&step).map_err(|error| match error {
+                ratevault::Error::EndpointTooLong { .. } => {
+                    format!("line {number}: {error}").into()
+                }
+                error => Box::<dyn Error>::from(error),
+            })?;
+            let line = serde_json::to_string(&line)?;
             if !cli::still_read(writeln!(output, "{line}"))? {
                 break;
             }

@@ -1,5 +1,67 @@
-//! An embedded, persistent rate limiter.
-#![doc = ""]
+//! An embedded, persistent rate limiter: limits that survive restarts and crashes, with no server
+//! beside the app.
+//!
+//! A [`Vault`] is a named table with a time to live per row, kept in one file. A [`Limiter`] keeps
+//! there, for each (endpoint, client) pair, what its algorithm needs to decide. It is for the author
+//! of one service, tool or bot who protects a login, a password reset or a paid API, and who does
+//! not want an attacker to start afresh with every deploy.
+//!
+//! ```no_run
+//! use ratevault::{Limiter, Quota, SlidingWindow, Vault};
+//!
+//! let vault = Vault::new("rate_limits")?; // at startup: $RATEVAULT_DB, else ./ratevault.redb
+//! let limiter = Limiter::new(vault, SlidingWindow::new(Quota::per_minute(5)?)?);
+//!
+//! let decision = limiter.check("login", "203.0.113.7")?;
+//! match decision.retry_after() {
+//!     None => println!("served; {} left", decision.remaining()),
+//!     Some(seconds) => println!("429; retry after {seconds} s"),
+//! }
+//! # Ok::<(), ratevault::Error>(())
+//! ```
+//!
+//! In async code use [`Limiter::check_async`]: it never blocks the runtime, and needs none in
+//! particular.
+//!
+//! It is not: a cache, a general key-value server, a cluster, a shaper that queues requests.
+//!
+//! # What survives which crash
+//!
+//! A check returns after its transaction is on disk.
+//!
+//! | what happens | what is lost |
+//! |---|---|
+//! | the process is restarted, panics or is killed (`kill -9`) | nothing that was answered |
+//! | the machine loses power | nothing that was answered, if the disk keeps what it has synced |
+//! | the disk fails | calls fail at once with [`Error::Unavailable`] until it is well; then service resumes without a restart |
+//!
+//! An operation that ends with [`Error::Unavailable`] says whether it may have been applied.
+//!
+//! # What a table may forget
+//!
+//! Clients choose the keys, so a table is bounded: [`VaultBuilder::max_keys`], 1,000,000 rows by
+//! default. When it is full, a newcomer displaces an expired row, else the row whose last write is
+//! oldest: a key that is being counted can be forgotten inside its own window, for one newcomer
+//! each. [`Stats::evicted`] counts them.
+//!
+//! # Time
+//!
+//! Hits and deadlines are whole milliseconds of a [`Clock`]. [`SystemClock`] reads the wall clock
+//! once per process and then follows a clock that nobody sets. After a restart the wall clock may
+//! lie behind the stored times: they are taken as now, so that a client is refused for one window
+//! at most. A clock that jumps ahead across a restart cannot be told from time that passed.
+//!
+//! # One file, one writing process
+//!
+//! All vaults on one file in one process share it. A second process that opens it gets
+//! [`Error::Locked`] after a timeout, never a second count. Other processes may read while this one
+//! writes, unless it was opened with [`VaultBuilder::exclusive`]. The file is created with mode 0600;
+//! keys hold what the caller passes as client, such as addresses and account names.
+//!
+//! # Platforms
+//!
+//! Linux is tested. macOS and Windows are meant to work. Elsewhere there are no byte-range locks:
+//! use [`VaultBuilder::exclusive`].
 
 mod clock;
 mod error;

@@ -59,7 +59,7 @@ impl Quota {
     /// and ten years of 365 days.
     pub fn new(limit: u32, window: Duration) -> Result<Self> {
         let quota = || format!("{limit}/{window:?}");
-        if window.subsec_nanos() % 1_000_000 != 0 {
+        if !window.subsec_nanos().is_multiple_of(1_000_000) {
             let part = format!("{window:?}");
             return Err(invalid(quota(), part, "is not whole milliseconds"));
         }
@@ -147,7 +147,9 @@ fn invalid(quota: impl Into<String>, part: impl Into<String>, reason: &'static s
 /// The shortest exact form: `5/minute`, `100/15 minutes`. It parses back to the same quota.
 impl fmt::Display for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let exact = UNITS.iter().find(|(ms, ..)| self.window_ms % ms == 0);
+        let exact = UNITS
+            .iter()
+            .find(|(ms, ..)| self.window_ms.is_multiple_of(*ms));
         let &(ms, name, _) = exact.unwrap_or(&(1, "ms", &[]));
         match self.window_ms / ms {
             1 => write!(f, "{}/{name}", self.limit),

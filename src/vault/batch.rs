@@ -1,7 +1,5 @@
 //! What an operation sees of the transaction it runs in.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use redb::{ReadableTable, WriteTransaction};
@@ -14,7 +12,7 @@ use crate::clock::{Clock, Timestamp};
 pub(super) struct Batch<'t> {
     txn: &'t WriteTransaction,
     clock: &'t dyn Clock,
-    tables: BTreeMap<String, OpenTable<'t>>,
+    tables: Vec<OpenTable<'t>>,
     stamped: bool,
 }
 
@@ -23,7 +21,7 @@ impl<'t> Batch<'t> {
         Self {
             txn,
             clock,
-            tables: BTreeMap::new(),
+            tables: Vec::new(),
             stamped: false,
         }
     }
@@ -33,10 +31,17 @@ impl<'t> Batch<'t> {
     }
 
     pub(super) fn table(&mut self, table: &Arc<Table>) -> Result<&mut OpenTable<'t>, redb::Error> {
-        match self.tables.entry(table.name.clone()) {
-            Entry::Occupied(open) => Ok(open.into_mut()),
-            Entry::Vacant(place) => Ok(place.insert(OpenTable::open(self.txn, table.clone())?)),
-        }
+        let is_open = |open: &OpenTable<'_>| open.table.name == table.name;
+        let position = match self.tables.iter().position(is_open) {
+            Some(position) => position,
+            None => {
+                self.tables.push(OpenTable::open(self.txn, table.clone())?);
+                self.tables.len() - 1
+            }
+        };
+        self.tables
+            .get_mut(position)
+            .ok_or(redb::Error::TableDoesNotExist(table.name.clone()))
     }
 
     /// The kind that a table is stamped with, if it is.
@@ -57,7 +62,7 @@ impl<'t> Batch<'t> {
 
     /// Closes the tables: whether anything was changed, and what was done to each.
     pub(super) fn finish(self) -> (bool, Vec<(Arc<Table>, Effects)>) {
-        let tables = self.tables.into_values();
+        let tables = self.tables.into_iter();
         let effects: Vec<_> = tables.map(|open| (open.table, open.effects)).collect();
         let changed = self.stamped || effects.iter().any(|(_, effects)| effects.changed);
         (changed, effects)

@@ -235,6 +235,14 @@ impl Shared {
         database.take()
     }
 
+    pub(super) fn put_database(&self, database: Database) {
+        let mut place = self
+            .database
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        *place = Some(database);
+    }
+
     pub(super) fn unavailable(&self, outcome: Applied, source: Cause) -> Error {
         Error::Unavailable {
             path: self.path.clone(),

@@ -23,6 +23,7 @@ mod open;
 mod operation;
 mod queue;
 mod registry;
+mod rehearsal;
 mod row;
 mod scan;
 mod settings;
@@ -278,7 +279,8 @@ impl<V: Row> Vault<V> {
     }
 
     /// How many rows the table has on disk, those included that have expired and wait for the
-    /// sweep. Never more than `max_keys`. Costs the same however many there are.
+    /// sweep. Never more than `max_keys`, once a bound that was lowered is reached. Costs the same
+    /// however many there are.
     ///
     /// # Errors
     ///

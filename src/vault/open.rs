@@ -8,11 +8,13 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use redb::backends::FileBackend;
 use redb::{
     ConcurrencyMode, Database, DatabaseError, ReadOnlyDatabase, ReadTransaction, ReadableDatabase,
     StorageError, TableError,
 };
 
+use super::rehearsal::Rehearsal;
 use super::settings::FileSettings;
 use super::stamp::{self, META};
 use super::storage::{FileLocks, NoLocks, PrivateBackend, Storage};
@@ -27,7 +29,7 @@ pub(super) enum Source {
     /// A file, and what tells it from another one that takes its path later.
     File {
         path: PathBuf,
-        identity: same_file::Handle,
+        identity: Arc<same_file::Handle>,
     },
     Private(Arc<dyn Storage>),
 }
@@ -42,16 +44,19 @@ pub(super) struct Expected<'a> {
 impl Source {
     /// The file at `path`, created with mode 0600 if it is not there.
     pub(super) fn file(path: &Path) -> Result<Self> {
-        if let Err(error) = path.metadata() {
-            match error.kind() {
-                io::ErrorKind::NotFound => create(path)?,
-                _ => return Err(open_error(path, error)),
-            }
+        // The working directory may be another one when the file has to be opened again.
+        let path = std::path::absolute(path).map_err(|error| open_error(path, error))?;
+        let fail = |error| open_error(&path, error);
+        match path.metadata() {
+            Ok(metadata) if metadata.is_file() => {}
+            Ok(_) => return Err(fail(io::Error::other("it is not a regular file"))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => create(&path)?,
+            Err(error) => return Err(fail(error)),
         }
-        let identity = same_file::Handle::from_path(path);
+        let identity = same_file::Handle::from_path(&path).map_err(fail)?;
         Ok(Self::File {
-            path: path.to_owned(),
-            identity: identity.map_err(|error| open_error(path, error))?,
+            path,
+            identity: Arc::new(identity),
         })
     }
 
@@ -85,23 +90,41 @@ impl Source {
         }
     }
 
+    /// Opens a database again that failed, without waiting for a lock.
+    pub(super) fn reopen(&self, settings: &FileSettings) -> Result<Database> {
+        let locked = || Error::Locked {
+            path: self.path(),
+            waited: Duration::ZERO,
+        };
+        self.try_open(settings, &[])?.ok_or_else(locked)
+    }
+
     /// `None`: somebody else has it open.
     fn try_open(
         &self,
         settings: &FileSettings,
         expected: &[Expected<'_>],
     ) -> Result<Option<Database>> {
-        if !self.is_empty()? {
-            match self.attempt(|| self.open_read_only(settings))? {
-                Looked::Open(database) => self.inspect(&database, expected)?,
-                // A crash left it, or somebody is just opening it.
-                Looked::Unclean => {}
-                Looked::Busy => return Ok(None),
-            }
+        if !self.is_empty()? && !self.look(settings, expected)? {
+            return Ok(None);
         }
         match self.attempt(|| self.open_for_writing(settings))? {
             Looked::Open(database) => Ok(Some(database)),
             Looked::Unclean | Looked::Busy => Ok(None),
+        }
+    }
+
+    /// Refuses what is not a vault of this format, or whose tables are of another kind, without
+    /// writing to it. `false`: somebody else has it open.
+    fn look(&self, settings: &FileSettings, expected: &[Expected<'_>]) -> Result<bool> {
+        match self.attempt(|| self.open_read_only(settings))? {
+            Looked::Open(database) => self.inspect(&database, expected).map(|()| true),
+            Looked::Busy => Ok(false),
+            // A crash left it, or somebody is just opening it.
+            Looked::Unclean => match self.attempt(|| self.rehearse(settings))? {
+                Looked::Open(database) => self.inspect(&database, expected).map(|()| true),
+                Looked::Unclean | Looked::Busy => Ok(false),
+            },
         }
     }
 
@@ -125,13 +148,26 @@ impl Source {
         builder.set_check_integrity_on_open(true);
         match self {
             Self::File { path, identity } => {
-                let file = File::options().read(true).write(true).open(path)?;
-                if same_file::Handle::from_path(path)? != *identity {
+                let file = writable(path)?;
+                if same_file::Handle::from_path(path)? != **identity {
                     return Err(io::Error::other("another file has taken its place").into());
                 }
-                builder.create_with_backend(FileLocks::new(file)?)
+                builder.create_with_backend(file)
             }
             Self::Private(storage) => builder.create_with_backend(PrivateBackend(storage.clone())),
+        }
+    }
+
+    /// Opens the database for writing, but keeps what that writes in memory.
+    fn rehearse(&self, settings: &FileSettings) -> Result<Database, DatabaseError> {
+        match self {
+            Self::File { path, .. } => {
+                builder(settings).create_with_backend(Rehearsal::new(writable(path)?))
+            }
+            Self::Private(storage) => {
+                let storage = PrivateBackend(storage.clone());
+                builder(settings).create_with_backend(Rehearsal::new(storage))
+            }
         }
     }
 
@@ -147,8 +183,7 @@ impl Source {
         }
     }
 
-    /// Refuses what is not a vault of this format, or whose tables are of another kind.
-    fn inspect(&self, database: &ReadOnlyDatabase, expected: &[Expected<'_>]) -> Result<()> {
+    fn inspect(&self, database: &impl ReadableDatabase, expected: &[Expected<'_>]) -> Result<()> {
         let looked = catch_unwind(AssertUnwindSafe(|| {
             let txn = database.begin_read().map_err(redb::Error::from)?;
             Stamps::read(&txn)
@@ -197,6 +232,10 @@ enum Looked<D> {
     Open(D),
     Unclean,
     Busy,
+}
+
+fn writable(path: &Path) -> Result<FileLocks<FileBackend>, DatabaseError> {
+    FileLocks::new(File::options().read(true).write(true).open(path)?)
 }
 
 fn builder(settings: &FileSettings) -> redb::Builder {

@@ -15,7 +15,7 @@ use crate::error::Result;
 /// What tells one place of storage from another.
 #[derive(Debug, PartialEq, Eq, Hash)]
 enum Identity {
-    File(same_file::Handle),
+    File(Arc<same_file::Handle>),
     /// The address of a storage, kept alive by whoever opens it or has it open.
     Private(usize),
 }
@@ -53,7 +53,7 @@ pub(super) fn open(
     expected: Expected<'_>,
 ) -> Result<Arc<OpenFile>> {
     let path = source.path();
-    let slot = Slot::of(&source)?;
+    let slot = Slot::of(&source);
     if let Some(file) = slot.occupy() {
         file.shared().settings.check(wanted, &path)?;
         return Ok(file);
@@ -72,20 +72,14 @@ pub(super) fn open(
 
 impl Slot {
     /// The slot of `source`, made if there is none.
-    fn of(source: &Source) -> Result<Arc<Self>> {
+    fn of(source: &Source) -> Arc<Self> {
         let identity = match source {
-            Source::File { path, .. } => {
-                let handle = same_file::Handle::from_path(path);
-                Identity::File(handle.map_err(|source| crate::error::Error::Open {
-                    path: path.clone(),
-                    source,
-                })?)
-            }
+            Source::File { identity, .. } => Identity::File(Arc::clone(identity)),
             Source::Private(storage) => Identity::Private(Arc::as_ptr(storage).addr()),
         };
         let mut slots = slots();
         if let Some(slot) = slots.get(&identity) {
-            return Ok(Arc::clone(slot));
+            return Arc::clone(slot);
         }
         let identity = Arc::new(identity);
         let slot = Arc::new(Self {
@@ -94,7 +88,7 @@ impl Slot {
             changed: Condvar::new(),
         });
         slots.insert(identity, Arc::clone(&slot));
-        Ok(slot)
+        slot
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -21,12 +21,12 @@ impl OpenTable<'_> {
         let mut spent = 0;
         let mut next_due = u64::MAX;
         for class in self.deadlines.classes()? {
+            spent += self.redate_tail(class, now, budget - spent)?;
             let due = self.deadlines.due(class, now, budget - spent)?;
             spent += due.len();
             for entry in &due {
                 self.settle(entry, now)?;
             }
-            spent += self.redate_tail(class, now, budget - spent)?;
             let head = self.deadlines.head(class)?;
             next_due = next_due.min(head.map_or(u64::MAX, |entry| entry.filed_at));
         }

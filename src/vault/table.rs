@@ -125,36 +125,41 @@ impl<'t> OpenTable<'t> {
         now: u64,
     ) -> Result<(), redb::StorageError> {
         let expires_at = now.saturating_add(ttl);
-        let kept = match before {
+        let header = match before {
             Stored::Whole(header, _) if header.ttl == ttl && header.filed_at <= expires_at => {
-                Some(Header {
+                Header {
                     expires_at,
                     ..*header
-                })
-            }
-            _ => None,
-        };
-        let header = match kept {
-            Some(header) => header,
-            None => {
-                match before.header() {
-                    Some(header) => self.deadlines.remove(&Entry::of(key, header))?,
-                    None => {}
                 }
-                if matches!(before, Stored::Missing) {
-                    self.make_room(now)?;
-                }
-                let header = Header {
-                    in_shared_class: self.deadlines.shares_class(ttl)?,
-                    expires_at,
-                    ttl,
-                    filed_at: expires_at,
-                };
-                self.file(&Entry::of(key, &header))?;
-                header
             }
+            _ => self.file_anew(key, before, ttl, expires_at, now)?,
         };
         self.put_row(key, header, value)
+    }
+
+    /// Files a row that is new, or whose entry has to move; a newcomer is given room.
+    fn file_anew(
+        &mut self,
+        key: &[u8],
+        before: &Stored,
+        ttl: u64,
+        expires_at: u64,
+        now: u64,
+    ) -> Result<Header, redb::StorageError> {
+        if let Some(header) = before.header() {
+            self.deadlines.remove(&Entry::of(key, header))?;
+        }
+        if matches!(before, Stored::Missing) {
+            self.make_room(now)?;
+        }
+        let header = Header {
+            in_shared_class: self.deadlines.shares_class(ttl)?,
+            expires_at,
+            ttl,
+            filed_at: expires_at,
+        };
+        self.file(&Entry::of(key, &header))?;
+        Ok(header)
     }
 
     /// Removes the row of `key`, where `before` is what its place holds, and its entry.

@@ -17,7 +17,7 @@ use super::operation::Operation;
 use super::queue::Work;
 use super::sweep::SWEEP_LIMIT;
 use crate::clock::Timestamp;
-use crate::error::{Cause, Outcome};
+use crate::error::{Cause, Error, Outcome};
 
 /// How long after the earliest deadline an idle writer sweeps, so that what expires together
 /// leaves together.
@@ -45,6 +45,11 @@ pub(super) fn panic_cause(panic: &(dyn Any + Send)) -> Cause {
     ))
 }
 
+/// Has an operation answer. What that wakes or drops is other people's code, which may panic.
+fn answer(operation: Box<dyn Operation>, failure: Option<Error>) {
+    let _ = catch_unwind(AssertUnwindSafe(|| operation.answer(failure)));
+}
+
 #[derive(Debug)]
 pub(super) struct Writer {
     file: Arc<Shared>,
@@ -57,6 +62,23 @@ impl Writer {
 
     pub(super) fn run(self) {
         IS_WRITER.set(true);
+        let worked = catch_unwind(AssertUnwindSafe(|| self.work()));
+        let report = match worked {
+            Ok(()) => self.close(),
+            // A clock of the user's, say. Nobody may wait for a writer that is gone.
+            Err(panic) => {
+                let cause = panic_cause(&*panic);
+                self.file.queue.close();
+                let waiting = self.file.queue.fail(cause.clone());
+                self.answer_failed(waiting, Outcome::Unknown, &cause);
+                self.close();
+                Some(cause)
+            }
+        };
+        self.file.ended(report);
+    }
+
+    fn work(&self) {
         loop {
             match self.file.queue.next(self.until_sweep()) {
                 Work::Batch(operations) => self.commit(operations),
@@ -65,10 +87,9 @@ impl Writer {
                     self.forget_what_is_due();
                     self.commit(Vec::new());
                 }
-                Work::Close => break,
+                Work::Close => return,
             }
         }
-        self.file.ended(self.close());
     }
 
     /// Closes the database, and says what kept it from closing well.
@@ -89,12 +110,7 @@ impl Writer {
         let mut outcome = Outcome::NotApplied;
         let run = || self.transact(&mut operations, &mut outcome);
         let cause = match catch_unwind(AssertUnwindSafe(run)) {
-            Ok(Ok(())) => {
-                operations
-                    .into_iter()
-                    .for_each(|operation| operation.answer(None));
-                return;
-            }
+            Ok(Ok(())) => return operations.into_iter().for_each(|done| answer(done, None)),
             Ok(Err(error)) => Cause::new(error),
             Err(panic) => panic_cause(&*panic),
         };
@@ -108,7 +124,7 @@ impl Writer {
     fn answer_failed(&self, operations: Vec<Box<dyn Operation>>, outcome: Outcome, cause: &Cause) {
         for operation in operations {
             let failure = self.file.unavailable(outcome, cause.clone());
-            operation.answer(Some(failure));
+            answer(operation, Some(failure));
         }
     }
 
@@ -183,18 +199,14 @@ impl Writer {
             if self.file.queue.pause(pause) {
                 return;
             }
-            match self.file.source.open(&self.file.settings, &[]) {
+            match self.file.source.reopen(&self.file.settings) {
                 Ok(database) => {
-                    let mut place = self
-                        .file
-                        .database
-                        .write()
-                        .unwrap_or_else(std::sync::PoisonError::into_inner);
-                    *place = Some(database);
+                    self.file.put_database(database);
                     break;
                 }
                 Err(error) => {
-                    tracing::warn!(path = ?self.file.path, %error, "the vault's storage is still failing");
+                    tracing::warn!(%error, "the vault's storage is still failing");
+                    self.file.queue.fail(Cause::new(error));
                     pause = LONGEST_PAUSE.min(pause * 2);
                 }
             }

@@ -1,0 +1,202 @@
+//! The storage fails: callers hear it, nothing answered is lost, service resumes by itself.
+
+use std::sync::Arc;
+use std::thread;
+
+use ratevault::{Error, HitLog, Limiter, Outcome, Quota, SlidingWindow, Vault};
+
+use crate::support::eventually;
+use crate::support::faulty::Faulty;
+
+fn limiter(storage: &Arc<Faulty>) -> Limiter<SlidingWindow> {
+    let vault: Vault<HitLog> = Vault::builder("rate_limits")
+        .storage(Arc::clone(storage))
+        .open()
+        .unwrap();
+    Limiter::new(
+        vault,
+        SlidingWindow::new(Quota::per_hour(1_000).unwrap()).unwrap(),
+    )
+}
+
+fn outcome(error: Error) -> Outcome {
+    match error {
+        Error::Unavailable { outcome, .. } => outcome,
+        error => panic!("{error:?}"),
+    }
+}
+
+fn used(limiter: &Limiter<SlidingWindow>, client: &str) -> u32 {
+    1_000 - limiter.peek("login", client).unwrap().remaining()
+}
+
+#[test]
+fn a_failed_commit_fails_its_whole_batch_and_service_resumes() {
+    let storage = Arc::new(Faulty::default());
+    let limiter = limiter(&storage);
+    for _ in 0..3 {
+        limiter.check("login", "ada").unwrap();
+    }
+    // Ten wait behind a commit whose last sync is held; then the disk breaks.
+    storage.hold(true);
+    let held = limiter.check_async("login", "held");
+    storage.until_a_sync_waits();
+    let batch: Vec<_> = (0..10)
+        .map(|_| limiter.check_async("login", "ada"))
+        .collect();
+    storage.fail_after_syncs(0);
+    storage.hold(false);
+
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    assert_eq!(
+        outcome(runtime.block_on(held).unwrap_err()),
+        Outcome::Unknown
+    );
+    for pending in batch {
+        assert_eq!(
+            outcome(runtime.block_on(pending).unwrap_err()),
+            Outcome::NotApplied
+        );
+    }
+    // Fast, whatever is asked.
+    assert_eq!(
+        outcome(limiter.check("login", "ada").unwrap_err()),
+        Outcome::NotApplied
+    );
+    assert_eq!(
+        outcome(limiter.peek("login", "ada").unwrap_err()),
+        Outcome::NotApplied
+    );
+
+    storage.fail(false);
+    eventually("service resumes", || limiter.check("login", "bob").is_ok());
+    assert_eq!(used(&limiter, "ada"), 3);
+    limiter.vault().close().unwrap();
+}
+
+#[test]
+fn every_caller_of_a_batch_in_commit_hears_that_the_outcome_is_unknown() {
+    let storage = Arc::new(Faulty::default());
+    let limiter = limiter(&storage);
+    storage.hold(true);
+    let first = limiter.check_async("login", "first");
+    storage.until_a_sync_waits();
+    let batch: Vec<_> = (0..10)
+        .map(|_| limiter.check_async("login", "ada"))
+        .collect();
+    // The commit under way takes its two syncs; the first of the next one fails.
+    storage.fail_after_syncs(2);
+    storage.hold(false);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    runtime.block_on(first).unwrap();
+    for pending in batch {
+        assert_eq!(
+            outcome(runtime.block_on(pending).unwrap_err()),
+            Outcome::Unknown
+        );
+    }
+    storage.fail(false);
+    eventually("service resumes", || limiter.check("login", "bob").is_ok());
+    // All of the batch or nothing.
+    assert!([0, 10].contains(&used(&limiter, "ada")));
+    assert_eq!(used(&limiter, "first"), 1);
+}
+
+#[test]
+fn a_fault_that_only_a_reader_meets_is_mended_too() {
+    let storage = Arc::new(Faulty::default());
+    let vault = Vault::<HitLog>::builder("rate_limits").cache_bytes(0);
+    let vault = vault.storage(Arc::clone(&storage)).open().unwrap();
+    let window = SlidingWindow::new(Quota::per_hour(1_000).unwrap()).unwrap();
+    let limiter = Limiter::new(vault, window);
+    limiter.check("login", "ada").unwrap();
+    storage.fail(true);
+    assert_eq!(
+        outcome(limiter.peek("login", "ada").unwrap_err()),
+        Outcome::NotApplied
+    );
+    storage.fail(false);
+    eventually("reads resume", || limiter.peek("login", "ada").is_ok());
+    assert_eq!(used(&limiter, "ada"), 1);
+}
+
+#[test]
+fn every_answered_hit_survives_a_fault_at_any_sync() {
+    for syncs in 0..12 {
+        let storage = Arc::new(Faulty::default());
+        let limiter = limiter(&storage);
+        storage.fail_after_syncs(syncs);
+        let mut answered = 0;
+        let unknown = loop {
+            match limiter.check("login", "ada") {
+                Ok(_) => answered += 1,
+                Err(error) => break u32::from(outcome(error) == Outcome::Unknown),
+            }
+        };
+        // A power cut now, and a disk that gets well.
+        let image = Arc::new(Faulty::with_image(storage.durable_image()));
+        let found = used(&self::limiter(&image), "ada");
+        assert!(
+            (answered..=answered + unknown).contains(&found),
+            "{answered} {found}"
+        );
+        storage.fail(false);
+        eventually("service resumes", || limiter.check("login", "bob").is_ok());
+        let found = used(&limiter, "ada");
+        assert!(
+            (answered..=answered + unknown).contains(&found),
+            "{answered} {found}"
+        );
+    }
+}
+
+#[test]
+fn closing_while_the_storage_fails_says_so_and_does_not_hang() {
+    let storage = Arc::new(Faulty::default());
+    let limiter = limiter(&storage);
+    limiter.check("login", "ada").unwrap();
+    storage.fail(true);
+    limiter.check("login", "ada").unwrap_err();
+    assert_eq!(
+        outcome(limiter.vault().close().unwrap_err()),
+        Outcome::Unknown
+    );
+    assert!(matches!(
+        limiter.check("login", "ada"),
+        Err(Error::Closed { .. })
+    ));
+    storage.fail(false);
+    assert_eq!(used(&self::limiter(&storage), "ada"), 1);
+}
+
+#[test]
+fn opening_a_storage_that_fails_is_an_error() {
+    let storage = Arc::new(Faulty::default());
+    storage.fail(true);
+    let opened = Vault::<HitLog>::builder("rate_limits")
+        .storage(storage)
+        .open();
+    assert!(matches!(opened, Err(Error::Open { .. })), "{opened:?}");
+}
+
+#[test]
+fn callers_are_not_blocked_while_the_storage_fails() {
+    let storage = Arc::new(Faulty::default());
+    let limiter = limiter(&storage);
+    storage.fail(true);
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for _ in 0..100 {
+                    outcome(limiter.check("login", "ada").unwrap_err());
+                }
+            });
+        }
+    });
+    storage.fail(false);
+    eventually("service resumes", || limiter.check("login", "ada").is_ok());
+}

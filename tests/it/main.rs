@@ -1,0 +1,28 @@
+//! Behaviour tests, in one binary so that it links once.
+//!
+//! Each file holds the tests of one part of the promise; `support` is what they share.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::cast_possible_truncation,
+    clippy::print_stdout,
+    clippy::panic,
+    unreachable_pub,
+    reason = "tests fail by panicking"
+)]
+
+mod support;
+
+mod bound;
+mod clock;
+mod concurrency;
+mod deadlines;
+mod faults;
+mod lifecycle;
+mod limits;
+mod opening;
+mod programs;
+mod rows;
+mod sweep;
+mod vectors;
