@@ -1,8 +1,9 @@
 //! `Answer`: a caller's wait for the writer, on a thread or in a task.
 
 use std::future::{Future, IntoFuture};
-use std::path::PathBuf;
+use std::path::Path;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -16,14 +17,14 @@ pub(super) type Outcome<R> = Result<std::thread::Result<R>>;
 #[derive(Debug)]
 pub(super) struct Answer<R> {
     receiver: oneshot::Receiver<Outcome<R>>,
-    path: PathBuf,
+    path: Arc<Path>,
     timeout: Option<Duration>,
 }
 
 impl<R> Answer<R> {
     pub(super) fn new(
         receiver: oneshot::Receiver<Outcome<R>>,
-        path: PathBuf,
+        path: Arc<Path>,
         timeout: Option<Duration>,
     ) -> Self {
         Self {
@@ -44,8 +45,8 @@ impl<R> Answer<R> {
         };
         match received {
             Ok(outcome) => unwrap_outcome(outcome),
-            Err(Some(timeout)) => Err(too_slow(self.path, timeout)),
-            Err(None) => Err(never(self.path)),
+            Err(Some(timeout)) => Err(too_slow(&self.path, timeout)),
+            Err(None) => Err(never(&self.path)),
         }
     }
 }
@@ -61,7 +62,7 @@ pub struct Pending<R>(State<R>);
 enum State<R> {
     Waiting {
         receiver: oneshot::AsyncReceiver<Outcome<R>>,
-        path: PathBuf,
+        path: Arc<Path>,
         alarm: Option<(Duration, Alarm)>,
     },
     /// It was not queued; `None` once that was said.
@@ -104,12 +105,12 @@ impl<R> Future for Pending<R> {
         if let Poll::Ready(received) = Pin::new(receiver).poll(context) {
             return Poll::Ready(match received {
                 Ok(outcome) => unwrap_outcome(outcome),
-                Err(_) => Err(never(path.clone())),
+                Err(_) => Err(never(path)),
             });
         }
         match alarm {
             Some((timeout, alarm)) => match alarm.has_rung(context) {
-                true => Poll::Ready(Err(too_slow(path.clone(), *timeout))),
+                true => Poll::Ready(Err(too_slow(path, *timeout))),
                 false => Poll::Pending,
             },
             None => Poll::Pending,
@@ -125,17 +126,17 @@ fn unwrap_outcome<R>(outcome: Outcome<R>) -> Result<R> {
     outcome?.map_or_else(|panic| std::panic::resume_unwind(panic), Ok)
 }
 
-fn too_slow(path: PathBuf, timeout: Duration) -> Error {
+fn too_slow(path: &Path, timeout: Duration) -> Error {
     Error::Unavailable {
-        path,
+        path: path.to_owned(),
         outcome: Applied::Unknown,
         source: Cause::new(format!("no answer within {timeout:?}; the disk may hang")),
     }
 }
 
-fn never(path: PathBuf) -> Error {
+fn never(path: &Path) -> Error {
     Error::Unavailable {
-        path,
+        path: path.to_owned(),
         outcome: Applied::Unknown,
         source: Cause::new("the writer ended without an answer"),
     }

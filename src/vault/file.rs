@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::thread;
 use std::time::Duration;
@@ -35,7 +35,7 @@ pub(super) struct OpenFile {
 /// What the handles and the writer of a file share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) path: PathBuf,
+    pub(super) path: Arc<Path>,
     pub(super) source: Source,
     pub(super) settings: FileSettings,
     pub(super) queue: Arc<Queue>,
@@ -67,7 +67,7 @@ impl OpenFile {
         let waiter: Weak<Queue> = Arc::downgrade(&queue);
         settings.clock.wake_on_change(waiter);
         let shared = Arc::new(Shared {
-            path: source.path(),
+            path: source.path().into(),
             source,
             settings,
             queue,
@@ -81,7 +81,7 @@ impl OpenFile {
         match thread.spawn(move || writer.run()) {
             Ok(_) => Ok(Self { shared }),
             Err(source) => Err(Error::Open {
-                path: shared.path.clone(),
+                path: shared.path.to_path_buf(),
                 source,
             }),
         }
@@ -110,14 +110,14 @@ impl OpenFile {
         );
         if table.kind != kind {
             return Err(Error::WrongKind {
-                path: path.clone(),
+                path: path.to_path_buf(),
                 table: name.to_owned(),
                 found: table.kind.to_owned(),
                 expected: kind,
             });
         }
         agree(path, "max_keys", table.max_keys, max_keys)?;
-        let stamp = operation::stamp(path.clone(), Arc::clone(&table));
+        let stamp = operation::stamp(path.to_path_buf(), Arc::clone(&table));
         let stamped = self.shared.submit(None, false, stamp)?.wait();
         if stamped.is_err() {
             // Unless it is of use to another handle.
@@ -166,11 +166,11 @@ impl Shared {
         let (caller, receiver) = oneshot::channel();
         let task = Task::new(caller, is_bulk, step);
         match self.queue.push(Box::new(task)) {
-            Ok(()) => Ok(Answer::new(receiver, self.path.clone(), timeout)),
+            Ok(()) => Ok(Answer::new(receiver, Arc::clone(&self.path), timeout)),
             Err(Refused::Closing) => Err(self.closed()),
             Err(Refused::Failing(cause)) => Err(self.unavailable(Applied::NotApplied, cause)),
             Err(Refused::Full) => Err(Error::Overloaded {
-                path: self.path.clone(),
+                path: self.path.to_path_buf(),
                 limit: QUEUE_LIMIT,
             }),
         }
@@ -180,7 +180,7 @@ impl Shared {
     pub(super) fn refuse_inside_update(&self) -> Result<()> {
         if writer::is_current_thread() {
             return Err(Error::InsideUpdate {
-                path: self.path.clone(),
+                path: self.path.to_path_buf(),
             });
         }
         Ok(())
@@ -245,7 +245,7 @@ impl Shared {
 
     pub(super) fn unavailable(&self, outcome: Applied, source: Cause) -> Error {
         Error::Unavailable {
-            path: self.path.clone(),
+            path: self.path.to_path_buf(),
             outcome,
             source,
         }
@@ -253,7 +253,7 @@ impl Shared {
 
     fn closed(&self) -> Error {
         Error::Closed {
-            path: self.path.clone(),
+            path: self.path.to_path_buf(),
         }
     }
 
@@ -268,7 +268,7 @@ impl Shared {
         }
         drop(ending);
         self.queue.close();
-        Ok(Answer::new(receiver, self.path.clone(), timeout))
+        Ok(Answer::new(receiver, Arc::clone(&self.path), timeout))
     }
 
     /// The writer's last act: the file can be opened again, and whoever waits hears how it ended.

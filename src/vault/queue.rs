@@ -79,7 +79,7 @@ impl Queue {
         let mut state = self.lock();
         loop {
             if !state.waiting.is_empty() {
-                return Work::Batch(state.take_batch());
+                return Work::Batch(state.take(BATCH_LIMIT).collect());
             }
             if state.closing {
                 return Work::Close;
@@ -103,6 +103,18 @@ impl Queue {
                 }
             }
         }
+    }
+
+    /// Adds what has come meanwhile to a batch that is not committed yet. Says whether there was any.
+    pub(super) fn board(&self, batch: &mut Vec<Queued>) -> bool {
+        let room = match batch.last() {
+            Some(last) if last.is_bulk() => 0,
+            _ => BATCH_LIMIT.saturating_sub(batch.len()),
+        };
+        let mut state = self.lock();
+        let before = batch.len();
+        batch.extend(state.take(room));
+        batch.len() > before
     }
 
     /// Turns all work away until [`recovered`](Self::recovered), and hands out what waits.
@@ -152,11 +164,15 @@ impl State {
         self.waiting.is_empty() && !self.closing && !self.nudged
     }
 
-    fn take_batch(&mut self) -> Vec<Queued> {
-        let bulk = self.waiting.iter().position(|work| work.is_bulk());
-        let count = bulk.map_or(BATCH_LIMIT, |bulk| BATCH_LIMIT.min(bulk + 1));
-        let count = count.min(self.waiting.len());
-        self.waiting.drain(..count).collect()
+    /// Takes up to `room` operations, none after one that fills a transaction on its own.
+    fn take(&mut self, room: usize) -> impl Iterator<Item = Queued> + '_ {
+        let bulk = self
+            .waiting
+            .iter()
+            .take(room)
+            .position(|work| work.is_bulk());
+        let count = bulk.map_or(room, |bulk| bulk + 1);
+        self.waiting.drain(..count.min(self.waiting.len()))
     }
 }
 

@@ -130,13 +130,21 @@ impl Writer {
 
     fn transact(
         &self,
-        operations: &mut [Box<dyn Operation>],
+        operations: &mut Vec<Box<dyn Operation>>,
         outcome: &mut Outcome,
     ) -> Result<(), redb::Error> {
         let txn = self.file.begin_write()?;
         let mut batch = Batch::new(&txn, &*self.file.settings.clock);
-        for operation in operations {
-            operation.apply(&mut batch)?;
+        let mut applied = 0;
+        loop {
+            for operation in operations.iter_mut().skip(applied) {
+                operation.apply(&mut batch)?;
+            }
+            applied = operations.len();
+            // Who came meanwhile shares this commit instead of waiting for the next.
+            if !self.file.queue.board(operations) {
+                break;
+            }
         }
         if self.file.settings.background_sweep {
             self.sweep(&mut batch)?;
