@@ -5,14 +5,16 @@
 //! ```
 
 mod cli;
+#[path = "cli/limit.rs"]
+mod limit;
 
 use std::error::Error;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
-use cli::{Limit, LimitArgs};
-use ratevault::{Algorithm, Decision, Limiter, Quota};
+use limit::{Limit, LimitArgs};
+use ratevault::{Algorithm, Decision, Key, Limiter, Quota};
 use serde::Serialize;
 
 /// Count one attempt, and say whether it is allowed.
@@ -64,9 +66,11 @@ impl Attempt {
     /// Does what was asked, prints the answer, and says how the program is to end.
     fn run<A: Algorithm>(&self, algorithm: A) -> Result<ExitCode, Box<dyn Error>> {
         if let Err(error) = algorithm.check_cost(self.cost) {
-            cli::usage_error::<Self>(error);
+            limit::usage_error::<Self>(error);
         }
-        let limiter = Limiter::new(self.limit.vault().open()?, algorithm);
+        limit::usable::<Self, _>(Key::new(&self.endpoint, &self.client))?;
+        let vault = limit::usable::<Self, _>(self.limit.vault().open())?;
+        let limiter = Limiter::new(vault, algorithm);
         let (code, line) = self.act(&limiter)?;
         limiter.vault().close()?;
         cli::still_read(writeln!(io::stdout().lock(), "{line}"))?;

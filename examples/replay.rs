@@ -7,6 +7,8 @@
 //! ```
 
 mod cli;
+#[path = "cli/limit.rs"]
+mod limit;
 
 use std::collections::HashSet;
 use std::error::Error;
@@ -16,9 +18,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Parser;
-use cli::{Limit, LimitArgs};
+use limit::{Limit, LimitArgs};
 use ratevault::{Algorithm, Decision, Key, Limiter, ManualClock, Quota, Timestamp};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Read attempts as JSON lines and say what the limit would have done with each.
 ///
@@ -77,7 +79,7 @@ struct Step {
     endpoint: String,
     #[serde(default = "default_client")]
     client: String,
-    #[serde(default = "default_cost")]
+    #[serde(default = "default_cost", deserialize_with = "cost")]
     cost: u64,
 }
 
@@ -180,7 +182,8 @@ impl<A: Algorithm + Clone> Run<A> {
             }
             text.clear();
             number += 1;
-            if input.read_until(b'\n', &mut text)? == 0 {
+            let read = input.read_until(b'\n', &mut text);
+            if read.map_err(|error| format!("cannot read standard input: {error}"))? == 0 {
                 break;
             }
             let Some(step) = parse(&text).map_err(|error| format!("line {number}: {error}"))?
@@ -249,15 +252,32 @@ fn open<A: Algorithm + Clone>(
     clock: &Arc<ManualClock>,
 ) -> Result<Limiter<A>, ratevault::Error> {
     let vault = options.vault().clock(clock.clone()).background_sweep(false);
-    Ok(Limiter::new(vault.open()?, algorithm.clone()))
+    let vault = limit::usable::<Replay, _>(vault.open())?;
+    Ok(Limiter::new(vault, algorithm.clone()))
 }
 
 /// The step that a line holds; none if it is blank.
-fn parse(line: &[u8]) -> serde_json::Result<Option<Step>> {
-    if line.trim_ascii().is_empty() {
-        return Ok(None);
+fn parse(line: &[u8]) -> Result<Option<Step>, String> {
+    match line.trim_ascii() {
+        [] => Ok(None),
+        // serde would take the fields of an array in order.
+        [b'[', ..] => Err("a step is an object".into()),
+        line => serde_json::from_slice(line).map(Some).map_err(|error| {
+            let position = format!(" at line {} column {}", error.line(), error.column());
+            error.to_string().replace(&position, "")
+        }),
     }
-    serde_json::from_slice(line).map(Some)
+}
+
+/// A cost; one that no integer holds can never fit either.
+fn cost<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    let number = serde_json::Number::deserialize(deserializer)?;
+    let beyond = |cost: f64| cost >= u64::MAX as f64;
+    match number.as_u64() {
+        Some(cost) => Ok(cost),
+        None if number.as_f64().is_some_and(beyond) => Ok(u64::MAX),
+        None => Err(serde::de::Error::custom(format!("{number} is no cost"))),
+    }
 }
 
 impl Step {

@@ -2,7 +2,7 @@
 //!
 //! Lies below every other module and uses none of them.
 
-use std::fmt;
+use std::fmt::{self, Write};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -59,6 +59,26 @@ pub enum Error {
         path: PathBuf,
     },
 
+    /// The file was not closed cleanly, and nobody has it open: it can be read once it is recovered.
+    #[error(
+        "the vault file {path:?} was not closed cleanly and nobody has it open; start its program again, or recover it with `repair(true)` (dump: `--repair`)"
+    )]
+    NotClosedCleanly {
+        /// The file.
+        path: PathBuf,
+    },
+
+    /// The file has no such table.
+    #[error("{path:?} has no table {table:?}; it has {}", list(.tables))]
+    NoSuchTable {
+        /// The file.
+        path: PathBuf,
+        /// The table that was asked for.
+        table: String,
+        /// The tables that are there.
+        tables: Vec<String>,
+    },
+
     /// The file holds something else. Not one byte of it was changed.
     #[error("{path:?} is not a vault ({reason}); it was left as it is: name another file")]
     NotAVault {
@@ -109,13 +129,15 @@ pub enum Error {
 
     /// One row fails its checksum or does not decode. Other rows are unaffected.
     #[error(
-        "row {key} of table {table:?} is damaged; `remove` or `reset` forgets it, other rows are unaffected"
+        "row {endpoint}/{client} of table {table:?} is damaged; `remove` or `reset` forgets it, other rows are unaffected"
     )]
     CorruptRow {
         /// The table.
         table: String,
-        /// The row's key, control characters escaped.
-        key: String,
+        /// The endpoint of the row's key, control characters escaped.
+        endpoint: String,
+        /// The client of the row's key, escaped too; all of the key if it does not decode.
+        client: String,
     },
 
     /// The file or table is open in this process with another setting.
@@ -198,12 +220,12 @@ pub enum Error {
     },
 
     /// The storage failed, or did not answer in time. Service resumes by itself when it is well.
-    #[error("the vault file {path:?} is unavailable ({outcome}): {source}")]
+    #[error("the vault file {path:?} is unavailable ({applied}): {source}")]
     Unavailable {
         /// The file.
         path: PathBuf,
         /// Whether the operation may have been applied.
-        outcome: Outcome,
+        applied: Applied,
         /// What failed.
         source: Cause,
     },
@@ -215,29 +237,34 @@ pub enum Error {
         path: PathBuf,
     },
 
-    /// A vault was asked to wait from inside an `update` closure, which would wait for itself.
+    /// A vault was asked to wait from inside an `update` closure.
     #[error(
-        "{path:?} was used from inside an `update` closure, which would wait for itself; do it before or after"
+        "a vault was asked to wait from inside an `update` closure, which could wait for itself; do it before or after"
     )]
-    InsideUpdate {
-        /// The file.
-        path: PathBuf,
-    },
+    InsideUpdate,
+}
+
+fn list(names: &[String]) -> String {
+    if names.is_empty() {
+        return "none".into();
+    }
+    let quoted: Vec<_> = names.iter().map(|name| format!("{name:?}")).collect();
+    quoted.join(", ")
 }
 
 /// What is known of an operation that ended with [`Error::Unavailable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum Applied {
     /// It was not applied.
-    NotApplied,
+    No,
     /// It may have been applied.
     Unknown,
 }
 
-impl fmt::Display for Outcome {
+impl fmt::Display for Applied {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NotApplied => "the operation was not applied",
+            Self::No => "the operation was not applied",
             Self::Unknown => "outcome unknown: the operation may have been applied",
         })
     }
@@ -259,9 +286,16 @@ impl fmt::Debug for Cause {
     }
 }
 
+/// In one line: control characters are escaped.
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.0, f)
+        self.0.to_string().chars().try_for_each(|character| {
+            if character.is_control() {
+                write!(f, "{}", character.escape_default())
+            } else {
+                f.write_char(character)
+            }
+        })
     }
 }
 

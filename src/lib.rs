@@ -66,15 +66,22 @@
 mod clock;
 mod error;
 mod limiter;
+mod snapshot;
 mod vault;
 
 pub use clock::{Clock, ClockWaiter, ManualClock, SystemClock, Timestamp};
-pub use error::{Cause, Error, Outcome, Result};
+pub use error::{Applied, Cause, Error, Result};
 pub use limiter::{
     Algorithm, Decision, FixedWindow, HitLog, Limiter, Quota, Refusals, SlidingWindow, Verdict,
     WindowCount,
 };
+pub use snapshot::{Rows, Snapshot, SnapshotBuilder, State};
 pub use vault::{
-    Client, Entry, Key, MemoryStorage, Pending, Row, Scan, Slot, Stats, Storage, Vault,
-    VaultBuilder,
+    Client, Entry, Key, MemoryStorage, Pending, Row, Scan, Slot, Stats, Storage, TableInfo, Vault,
+    VaultBuilder, default_path,
 };
+
+/// The code of the README compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

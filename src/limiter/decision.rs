@@ -10,15 +10,37 @@ use crate::clock::Timestamp;
 /// a refused one the one that makes the client wait longest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
-    pub(super) limit: u32,
-    pub(super) remaining: u32,
-    pub(super) now: Timestamp,
-    pub(super) reset_at: Timestamp,
+    limit: u32,
+    remaining: u32,
+    now: Timestamp,
+    reset_at: Timestamp,
     /// `None`: allowed. Else the instant at which the same cost fits.
-    pub(super) fits_at: Option<Timestamp>,
+    fits_at: Option<Timestamp>,
 }
 
 impl Decision {
+    /// An admitted check: `remaining` of `limit` places are left after it, at `now`, and the next
+    /// one comes free at `reset_at`.
+    #[must_use]
+    pub const fn allowed(limit: u32, remaining: u32, now: Timestamp, reset_at: Timestamp) -> Self {
+        Self {
+            limit,
+            remaining,
+            now,
+            reset_at,
+            fits_at: None,
+        }
+    }
+
+    /// This decision as a refusal: the same cost fits at `fits_at`.
+    #[must_use]
+    pub const fn refused_until(self, fits_at: Timestamp) -> Self {
+        Self {
+            fits_at: Some(fits_at),
+            ..self
+        }
+    }
+
     /// Whether the check was admitted. A peek always is.
     #[must_use]
     pub const fn is_allowed(&self) -> bool {

@@ -59,19 +59,14 @@ impl FixedWindow {
         WindowCount { start, ..count }
     }
 
-    fn decision(&self, count: WindowCount, now: Timestamp, refused: bool) -> Decision {
+    fn report(&self, count: WindowCount, now: Timestamp) -> Decision {
         let reset_at = if count.used == 0 {
             now
         } else {
             self.quota.frees_at(count.start)
         };
-        Decision {
-            limit: self.quota.limit(),
-            remaining: self.quota.limit().saturating_sub(count.used),
-            now,
-            reset_at,
-            fits_at: refused.then_some(reset_at),
-        }
+        let limit = self.quota.limit();
+        Decision::allowed(limit, limit.saturating_sub(count.used), now, reset_at)
     }
 }
 
@@ -90,13 +85,16 @@ impl Algorithm for FixedWindow {
             *count = next;
         }
         Verdict {
-            decision: self.decision(next, now, !allowed),
+            decision: match self.report(next, now) {
+                report if allowed => report,
+                report => report.refused_until(report.reset_at()),
+            },
             write: allowed || ahead,
         }
     }
 
     fn peek(&self, count: &WindowCount, now: Timestamp) -> Decision {
-        self.decision(self.current(*count, now), now, false)
+        self.report(self.current(*count, now), now)
     }
 
     fn check_cost(&self, cost: u32) -> Result<()> {

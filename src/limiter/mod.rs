@@ -35,7 +35,9 @@ fn check_cost(cost: u32, limit: u32) -> Result<()> {
 
 /// An algorithm over a table: one count for each (endpoint, client) pair.
 ///
-/// Cheap to clone; clones share the counts. Every limiter over the same table shares them too.
+/// Cheap to clone; clones share the counts. So do limiters over the same table, for the same
+/// endpoint: a limiter keeps of a log what its own quotas need, so put several quotas on one count
+/// with [`SlidingWindow::and`], or give each limiter endpoints of its own.
 ///
 /// ```
 /// use ratevault::{Limiter, Quota, SlidingWindow, Vault};

@@ -58,12 +58,14 @@ impl Quota {
     /// [`Error::InvalidQuota`] if `limit` is 0, or `window` is not whole milliseconds between 1 ms
     /// and ten years of 365 days.
     pub fn new(limit: u32, window: Duration) -> Result<Self> {
-        let quota = || format!("{limit}/{window:?}");
+        let wrong = |wrong: Wrong| {
+            let (limit, window) = (limit.to_string(), format!("{window:?}"));
+            wrong.of(&format!("{limit}/{window}"), &limit, &window)
+        };
         if !window.subsec_nanos().is_multiple_of(1_000_000) {
-            let part = format!("{window:?}");
-            return Err(invalid(quota(), part, "is not whole milliseconds"));
+            return Err(wrong(Wrong::Window("is not whole milliseconds")));
         }
-        Self::checked(limit, window.as_millis(), quota)
+        Self::checked(limit, window.as_millis()).map_err(wrong)
     }
 
     /// At most `limit` hits per second.
@@ -119,19 +121,32 @@ impl Quota {
         Timestamp::from_millis(hit.saturating_add(self.window_ms))
     }
 
-    fn checked(limit: u32, window_ms: u128, quota: impl Fn() -> String) -> Result<Self> {
+    /// The quota, or what is wrong with the limit or the window.
+    fn checked(limit: u32, window_ms: u128) -> Result<Self, Wrong> {
         if limit == 0 {
-            let reason = "is not a limit: it must be at least 1";
-            return Err(invalid(quota(), "0", reason));
+            return Err(Wrong::Limit("is not a limit: it must be at least 1"));
         }
         match u64::try_from(window_ms) {
             Ok(window_ms @ 1..=LONGEST) => Ok(Self { limit, window_ms }),
-            Ok(0) => Err(invalid(quota(), "0", "is not a window: at least 1 ms")),
-            _ => Err(invalid(
-                quota(),
-                format!("{window_ms} ms"),
+            Ok(0) => Err(Wrong::Window("is not a window: it must be at least 1 ms")),
+            _ => Err(Wrong::Window(
                 "is longer than the longest window, ten years of 365 days",
             )),
+        }
+    }
+}
+
+/// Which part of a quota is wrong, and why.
+enum Wrong {
+    Limit(&'static str),
+    Window(&'static str),
+}
+
+impl Wrong {
+    fn of(self, quota: &str, limit: &str, window: &str) -> Error {
+        match self {
+            Self::Limit(reason) => invalid(quota, limit, reason),
+            Self::Window(reason) => invalid(quota, window, reason),
         }
     }
 }
@@ -168,21 +183,18 @@ impl FromStr for Quota {
         else {
             return fail(text, "has no `/` or ` per ` between limit and window");
         };
-        let limit = match number(limit) {
-            Ok(limit) => limit,
+        let count = match number(limit) {
+            Ok(count) => count,
             Err(reason) => return fail(limit, reason),
         };
-        let Ok(limit) = u32::try_from(limit) else {
-            return fail(
-                &limit.to_string(),
-                "is larger than the largest limit, 4294967295",
-            );
+        let Ok(count) = u32::try_from(count) else {
+            return fail(limit, "is larger than the largest limit, 4294967295");
         };
-        match window_ms(window) {
-            Ok(0) => fail(window, "is not a window: it must be at least 1 ms"),
-            Ok(ms) => Self::checked(limit, ms, || text.to_owned()),
-            Err((part, reason)) => fail(part, reason),
-        }
+        let ms = match window_ms(window) {
+            Ok(ms) => ms,
+            Err((part, reason)) => return fail(part, reason),
+        };
+        Self::checked(count, ms).map_err(|wrong| wrong.of(text, limit, window))
     }
 }
 
@@ -319,17 +331,10 @@ mod tests {
             ("4294967296/s", "4294967296"),
             ("99999999999999999999/s", "99999999999999999999"),
             ("5/99999999999999999999s", "99999999999999999999"),
-            ("5/3651d", "315446400000 ms"),
-            (
-                "5/18446744073709551615w",
-                "11156591615131968719388672000 ms",
-            ),
+            ("5/3651d", "3651d"),
+            ("5/18446744073709551615w", "18446744073709551615w"),
         ] {
-            if text == "5/18446744073709551615w" {
-                assert!(part_of(text).ends_with(" ms"));
-            } else {
-                assert_eq!(part_of(text), part, "{text}");
-            }
+            assert_eq!(part_of(text), part, "{text}");
         }
     }
 

@@ -1,5 +1,6 @@
 //! The sliding-window log: every hit counts for exactly one window, to the millisecond.
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::fmt;
 use std::str::FromStr;
@@ -108,40 +109,44 @@ impl SlidingWindow {
 
     /// The quota with the least remaining; of equals the later reset, of equals the first.
     fn report(&self, log: &HitLog, now: u64) -> Decision {
-        let views = self.quotas.iter().map(|quota| log.kept(quota, now));
-        let tightest = views.reduce(|best, next| {
-            let closer = (next.remaining(), std::cmp::Reverse(next.reset_at(now)));
-            if closer < (best.remaining(), std::cmp::Reverse(best.reset_at(now))) {
+        let reports = self.kept(log, now).map(|kept| kept.report(now));
+        let tightness = |report: &Decision| (report.remaining(), Reverse(report.reset_at()));
+        let tighter = |best, next| {
+            if tightness(&next) < tightness(&best) {
                 next
             } else {
                 best
             }
-        });
-        decision(tightest, now, None)
+        };
+        reports.reduce(tighter).unwrap_or(no_quota(now))
     }
 
     /// The quota that makes the client wait longest for `cost`; of equals the first.
     fn refuse(&self, log: &HitLog, now: u64, cost: u32) -> Decision {
-        let views = self.quotas.iter().map(|quota| log.kept(quota, now));
-        let waits = views.map(|kept| (kept.fits_at(cost, now), kept));
-        let longest = waits.reduce(|best, next| if next.0 > best.0 { next } else { best });
-        let (fits_at, kept) = longest.unzip();
-        decision(kept, now, fits_at)
+        let refusals = self.kept(log, now).map(|kept| {
+            let fits_at = kept.fits_at(cost, now);
+            (fits_at, kept.report(now).refused_until(fits_at))
+        });
+        let longer = |best: (_, _), next: (_, _)| if next.0 > best.0 { next } else { best };
+        refusals
+            .reduce(longer)
+            .map_or(no_quota(now), |(_, refusal)| refusal)
     }
+
+    /// What counts for each quota at `now`.
+    fn kept<'a>(&'a self, log: &'a HitLog, now: u64) -> impl Iterator<Item = Kept<'a>> {
+        self.quotas.iter().map(move |quota| log.kept(quota, now))
+    }
+}
+
+/// There is always a quota.
+const fn no_quota(now: u64) -> Decision {
+    let now = Timestamp::from_millis(now);
+    Decision::allowed(0, 0, now, now)
 }
 
 fn window_ms(quota: &Quota) -> u64 {
     crate::clock::whole_millis(quota.window())
-}
-
-fn decision(kept: Option<Kept<'_>>, now: u64, fits_at: Option<Timestamp>) -> Decision {
-    Decision {
-        limit: kept.as_ref().map_or(0, |kept| kept.quota.limit()),
-        remaining: kept.as_ref().map_or(0, Kept::remaining),
-        now: Timestamp::from_millis(now),
-        reset_at: kept.map_or(Timestamp::from_millis(now), |kept| kept.reset_at(now)),
-        fits_at,
-    }
 }
 
 impl Algorithm for SlidingWindow {
@@ -151,8 +156,7 @@ impl Algorithm for SlidingWindow {
         let now = now.as_millis();
         let corrected = log.bring_back_to(now);
         log.forget_until(now, self.longest_ms);
-        let fits = |quota: &Quota| log.kept(quota, now).fits(cost);
-        let allowed = self.quotas.iter().all(fits);
+        let allowed = self.kept(log, now).all(|kept| kept.fits(cost));
         let recorded = allowed || self.refusals == Refusals::Count;
         if recorded {
             log.append(now, cost, self.largest_limit);
@@ -225,6 +229,11 @@ impl Kept<'_> {
         self.quota.limit().saturating_sub(kept)
     }
 
+    fn report(&self, now: u64) -> Decision {
+        let (limit, now_at) = (self.quota.limit(), Timestamp::from_millis(now));
+        Decision::allowed(limit, self.remaining(), now_at, self.reset_at(now))
+    }
+
     fn fits(&self, cost: u32) -> bool {
         self.remaining() >= cost
     }
@@ -266,7 +275,7 @@ impl Row for HitLog {
 
 impl HitLog {
     /// The recorded hits, oldest first.
-    pub fn times(&self) -> impl ExactSizeIterator<Item = Timestamp> + '_ {
+    pub fn times(&self) -> impl DoubleEndedIterator<Item = Timestamp> + ExactSizeIterator + '_ {
         self.times.iter().copied().map(Timestamp::from_millis)
     }
 

@@ -8,22 +8,22 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use super::timer::Alarm;
-use crate::error::{Cause, Error, Outcome as Applied, Result};
+use crate::error::{Applied, Cause, Error, Result};
 
 /// What an operation yields: a result, a panic of the caller's closure, or an error.
-pub(super) type Outcome<R> = Result<std::thread::Result<R>>;
+pub(super) type Answered<R> = Result<std::thread::Result<R>>;
 
 /// The receiving end of one operation.
 #[derive(Debug)]
 pub(super) struct Answer<R> {
-    receiver: oneshot::Receiver<Outcome<R>>,
+    receiver: oneshot::Receiver<Answered<R>>,
     path: Arc<Path>,
     timeout: Option<Duration>,
 }
 
 impl<R> Answer<R> {
     pub(super) fn new(
-        receiver: oneshot::Receiver<Outcome<R>>,
+        receiver: oneshot::Receiver<Answered<R>>,
         path: Arc<Path>,
         timeout: Option<Duration>,
     ) -> Self {
@@ -44,7 +44,7 @@ impl<R> Answer<R> {
                 .map_err(|error| (error == oneshot::RecvTimeoutError::Timeout).then_some(timeout)),
         };
         match received {
-            Ok(outcome) => unwrap_outcome(outcome),
+            Ok(answered) => unwrap_answered(answered),
             Err(Some(timeout)) => Err(too_slow(&self.path, timeout)),
             Err(None) => Err(never(&self.path)),
         }
@@ -53,7 +53,8 @@ impl<R> Answer<R> {
 
 /// What a call without blocking returns: a future of its result, on any executor.
 ///
-/// The operation was queued when this was made: dropping it does not take it back.
+/// The operation was queued when this was made: dropping it does not take it back. Once it has given
+/// its result it is pending for ever.
 #[derive(Debug)]
 #[must_use = "the operation was queued, but its result comes only when this is awaited"]
 pub struct Pending<R>(State<R>);
@@ -61,7 +62,7 @@ pub struct Pending<R>(State<R>);
 #[derive(Debug)]
 enum State<R> {
     Waiting {
-        receiver: oneshot::AsyncReceiver<Outcome<R>>,
+        receiver: oneshot::AsyncReceiver<Answered<R>>,
         path: Arc<Path>,
         alarm: Option<(Duration, Alarm)>,
     },
@@ -102,19 +103,19 @@ impl<R> Future for Pending<R> {
                 return error.take().map_or(Poll::Pending, |e| Poll::Ready(Err(e)));
             }
         };
-        if let Poll::Ready(received) = Pin::new(receiver).poll(context) {
-            return Poll::Ready(match received {
-                Ok(outcome) => unwrap_outcome(outcome),
-                Err(_) => Err(never(path)),
-            });
-        }
-        match alarm {
-            Some((timeout, alarm)) => match alarm.has_rung(context) {
-                true => Poll::Ready(Err(too_slow(path, *timeout))),
-                false => Poll::Pending,
-            },
-            None => Poll::Pending,
-        }
+        let result = match (Pin::new(receiver).poll(context), alarm) {
+            (Poll::Ready(Ok(answered)), _) => Ok(answered),
+            (Poll::Ready(Err(_)), _) => Err(never(path)),
+            (Poll::Pending, None) => return Poll::Pending,
+            (Poll::Pending, Some((timeout, alarm))) => {
+                if !alarm.has_rung(context) {
+                    return Poll::Pending;
+                }
+                Err(too_slow(path, *timeout))
+            }
+        };
+        self.0 = State::Failed(None);
+        Poll::Ready(result.and_then(unwrap_answered))
     }
 }
 
@@ -122,14 +123,14 @@ impl<R> Future for Pending<R> {
 impl<R> Unpin for Pending<R> {}
 
 /// A panic of the caller's closure goes on in the caller.
-fn unwrap_outcome<R>(outcome: Outcome<R>) -> Result<R> {
-    outcome?.map_or_else(|panic| std::panic::resume_unwind(panic), Ok)
+fn unwrap_answered<R>(answered: Answered<R>) -> Result<R> {
+    answered?.map_or_else(|panic| std::panic::resume_unwind(panic), Ok)
 }
 
 fn too_slow(path: &Path, timeout: Duration) -> Error {
     Error::Unavailable {
         path: path.to_owned(),
-        outcome: Applied::Unknown,
+        applied: Applied::Unknown,
         source: Cause::new(format!("no answer within {timeout:?}; the disk may hang")),
     }
 }
@@ -137,7 +138,7 @@ fn too_slow(path: &Path, timeout: Duration) -> Error {
 fn never(path: &Path) -> Error {
     Error::Unavailable {
         path: path.to_owned(),
-        outcome: Applied::Unknown,
+        applied: Applied::Unknown,
         source: Cause::new("the writer ended without an answer"),
     }
 }

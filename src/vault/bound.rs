@@ -69,7 +69,7 @@ impl OpenTable<'_> {
         let mut best: Option<(Rank, Entry)> = None;
         for class in self.deadlines.classes()? {
             let head = self.settled_head(class, now, &mut looks)?;
-            let tail = self.tail_ahead(class, now)?;
+            let tail = self.tail_ahead(class, now, &mut looks)?;
             for candidate in [head, tail].into_iter().flatten() {
                 if best.as_ref().is_none_or(|(rank, _)| candidate.0 < *rank) {
                     best = Some(candidate);
@@ -114,17 +114,27 @@ impl OpenTable<'_> {
         Ok(None)
     }
 
-    /// The tail of `class`, if a clock which ran ahead has filed it.
-    fn tail_ahead(&self, class: u64, now: u64) -> Result<Option<(Rank, Entry)>, StorageError> {
-        let Some(tail) = self.deadlines.tail(class)? else {
-            return Ok(None);
-        };
-        let ahead = match self.read(&tail.key)? {
-            Stored::Whole(header, _) => {
-                Entry::of(&tail.key, &header) == tail && tail.is_ahead(header.ttl, now)
+    /// The last row of `class`, if a clock which ran ahead has filed it.
+    fn tail_ahead(
+        &self,
+        class: u64,
+        now: u64,
+        looks: &mut usize,
+    ) -> Result<Option<(Rank, Entry)>, StorageError> {
+        let mut passed = None;
+        while let Some(tail) = self.deadlines.tail(class, passed.as_ref())? {
+            match self.read(&tail.key)? {
+                Stored::Whole(header, _) => {
+                    let is_its_own = Entry::of(&tail.key, &header) == tail;
+                    let ahead = is_its_own && tail.is_ahead(header.ttl, now);
+                    return Ok(ahead.then_some((Rank::Ahead, tail)));
+                }
+                // It says nothing of the rows before it.
+                Stored::Damaged(_) if *looks > 0 => *looks -= 1,
+                Stored::Damaged(_) | Stored::Missing => return Ok(None),
             }
-            Stored::Damaged(_) | Stored::Missing => false,
-        };
-        Ok(ahead.then_some((Rank::Ahead, tail)))
+            passed = Some(tail);
+        }
+        Ok(None)
     }
 }

@@ -16,12 +16,16 @@ const LARGEST_VALUE: usize = 1 << 20;
 const CONFIG: Configuration<LittleEndian, Varint, Limit<LARGEST_VALUE>> =
     standard().with_limit::<LARGEST_VALUE>();
 
+/// No encoding is shorter than its decoded width by more than this: a `u128` may take one byte.
+const LARGEST_GAIN: usize = 16;
+
 /// The bytes of `value`, if [`decode`] will take them back.
-pub(super) fn encode<V: Serialize>(value: &V) -> Result<Vec<u8>, Cause> {
+pub(super) fn encode<V: Serialize + DeserializeOwned>(value: &V) -> Result<Vec<u8>, Cause> {
     let bytes = bincode::serde::encode_to_vec(value, CONFIG).map_err(Cause::new)?;
-    if bytes.len() > LARGEST_VALUE {
+    // Encoding knows no limit, so a value that may be too large is decoded once to see.
+    if bytes.len() > LARGEST_VALUE / LARGEST_GAIN && decode::<V>(&bytes).is_none() {
         return Err(Cause::new(format!(
-            "it takes {} bytes, more than {LARGEST_VALUE}",
+            "its {} bytes decode to more than {LARGEST_VALUE}",
             bytes.len()
         )));
     }
@@ -29,7 +33,7 @@ pub(super) fn encode<V: Serialize>(value: &V) -> Result<Vec<u8>, Cause> {
 }
 
 /// The value that `bytes` encode, all of them.
-pub(super) fn decode<V: DeserializeOwned>(bytes: &[u8]) -> Option<V> {
+pub(crate) fn decode<V: DeserializeOwned>(bytes: &[u8]) -> Option<V> {
     let (value, consumed) = bincode::serde::decode_from_slice(bytes, CONFIG).ok()?;
     (consumed == bytes.len()).then_some(value)
 }
@@ -63,5 +67,9 @@ mod tests {
     #[test]
     fn a_value_that_is_too_large_is_refused_when_it_is_written() {
         assert!(encode(&vec![0_u8; LARGEST_VALUE + 1]).is_err());
+        // 200,000 bytes, but 1.6 million once decoded.
+        assert!(encode(&vec![1_u64; 200_000]).is_err());
+        assert!(encode(&vec![1_u64; 131_071]).is_ok());
+        assert!(encode(&vec![1_u128; 65_600]).is_err());
     }
 }

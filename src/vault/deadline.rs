@@ -99,9 +99,17 @@ impl Deadlines<'_> {
         decode(self.class(class)?.next())
     }
 
-    /// The entry of `class` that is due last.
-    pub(super) fn tail(&self, class: u64) -> Result<Option<Entry>, StorageError> {
-        decode(self.class(class)?.next_back())
+    /// The entry of `class` that is due last, or last before `before`.
+    pub(super) fn tail(
+        &self,
+        class: u64,
+        before: Option<&Entry>,
+    ) -> Result<Option<Entry>, StorageError> {
+        let Some(before) = before else {
+            return decode(self.class(class)?.next_back());
+        };
+        let from = position(class, 0);
+        decode(self.0.range(&from[..]..&*before.encode())?.next_back())
     }
 
     /// The first `count` entries of `class` that are due at `now`, in order.

@@ -3,8 +3,8 @@
 //! Handles hold an [`OpenFile`]; the writer thread holds a [`Shared`]. When the last handle goes,
 //! the queue closes, the writer drains it and ends.
 //!
-//! Lock order: slot (registry), then tables, then database, then queue. None is held across a
-//! commit or while a caller's closure runs.
+//! Lock order: slot (registry), then tables, then database, then queue, then ending. None is held
+//! across a commit, or while a caller's closure or waker runs.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,16 +15,17 @@ use std::time::Duration;
 
 use redb::{Database, ReadTransaction, ReadableDatabase, WriteTransaction};
 
-use super::answer::{Answer, Outcome};
+use super::answer::{Answer, Answered};
 use super::batch::Batch;
-use super::open::{Expected, Source};
-use super::operation::{self, Task};
+use super::open::Source;
+use super::operation::{self, Step, Task};
 use super::queue::{QUEUE_LIMIT, Queue, Refused};
 use super::registry::Slot;
 use super::settings::{FileSettings, agree};
+use super::stamp::Expected;
 use super::table::Table;
 use super::writer::{self, Writer};
-use crate::error::{Cause, Error, Outcome as Applied, Result};
+use crate::error::{Applied, Cause, Error, Result};
 
 /// What every handle of a file holds. Dropping the last one closes the file.
 #[derive(Debug)]
@@ -51,7 +52,7 @@ pub(super) struct Shared {
 #[derive(Debug, Default)]
 struct Ending {
     report: Option<Option<Cause>>,
-    waiting: Vec<oneshot::Sender<Outcome<()>>>,
+    waiting: Vec<oneshot::Sender<Answered<()>>>,
 }
 
 impl OpenFile {
@@ -99,15 +100,7 @@ impl OpenFile {
         max_keys: Option<u64>,
     ) -> Result<Arc<Table>> {
         let path = &self.shared.path;
-        let table = Arc::clone(
-            self.shared
-                .tables()
-                .entry(name.to_owned())
-                .or_insert_with(|| {
-                    let max_keys = max_keys.unwrap_or(DEFAULT_MAX_KEYS);
-                    Arc::new(Table::new(name, kind, max_keys))
-                }),
-        );
+        let table = self.shared.find_or_make(name, kind, max_keys);
         if table.kind != kind {
             return Err(Error::WrongKind {
                 path: path.to_path_buf(),
@@ -118,15 +111,8 @@ impl OpenFile {
         }
         agree(path, "max_keys", table.max_keys, max_keys)?;
         let stamp = operation::stamp(path.to_path_buf(), Arc::clone(&table));
-        let stamped = self.shared.submit(None, false, stamp)?.wait();
-        if stamped.is_err() {
-            // Unless it is of use to another handle.
-            let mut tables = self.shared.tables();
-            if Arc::strong_count(&table) <= 2 {
-                tables.remove(name);
-            }
-        }
-        stamped.map(|()| table)
+        self.shared.submit(None, false, stamp)?.wait()?;
+        Ok(table)
     }
 }
 
@@ -148,6 +134,20 @@ impl Shared {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The table `name` with the settings it has, or with these if no handle has it open.
+    fn find_or_make(&self, name: &str, kind: &'static str, max_keys: Option<u64>) -> Arc<Table> {
+        let mut tables = self.tables();
+        match tables.get(name) {
+            Some(table) if Arc::strong_count(table) > 1 => Arc::clone(table),
+            _ => {
+                let max_keys = max_keys.unwrap_or(DEFAULT_MAX_KEYS);
+                let table = Arc::new(Table::new(name, kind, max_keys));
+                tables.insert(name.to_owned(), Arc::clone(&table));
+                table
+            }
+        }
+    }
+
     /// Every table that a handle has opened and that is known to be of its kind.
     pub(super) fn ready_tables(&self) -> Vec<Arc<Table>> {
         let tables = self.tables();
@@ -160,30 +160,20 @@ impl Shared {
         &self,
         timeout: Option<Duration>,
         is_bulk: bool,
-        step: impl FnOnce(&mut Batch<'_>) -> Result<Outcome<R>, redb::Error> + Send + 'static,
+        step: impl FnOnce(&mut Batch<'_>) -> Step<R> + Send + 'static,
     ) -> Result<Answer<R>> {
-        self.refuse_inside_update()?;
+        writer::refuse_current_thread()?;
         let (caller, receiver) = oneshot::channel();
         let task = Task::new(caller, is_bulk, step);
         match self.queue.push(Box::new(task)) {
             Ok(()) => Ok(Answer::new(receiver, Arc::clone(&self.path), timeout)),
             Err(Refused::Closing) => Err(self.closed()),
-            Err(Refused::Failing(cause)) => Err(self.unavailable(Applied::NotApplied, cause)),
+            Err(Refused::Failing(cause)) => Err(self.unavailable(Applied::No, cause)),
             Err(Refused::Full) => Err(Error::Overloaded {
                 path: self.path.to_path_buf(),
                 limit: QUEUE_LIMIT,
             }),
         }
-    }
-
-    /// An error on a writer's thread, where waiting for a writer might wait for itself.
-    pub(super) fn refuse_inside_update(&self) -> Result<()> {
-        if writer::is_current_thread() {
-            return Err(Error::InsideUpdate {
-                path: self.path.to_path_buf(),
-            });
-        }
-        Ok(())
     }
 
     /// Runs `read` on the latest commit. It waits for nobody, and must not hold on to it for long.
@@ -204,17 +194,17 @@ impl Shared {
             Ok(Ok(Some(value))) => return Ok(value),
             Ok(Ok(None)) => return Err(self.down()),
             Ok(Err(_)) if self.queue.is_closing() => return Err(self.closed()),
-            Ok(Err(error)) => Cause::new(error),
+            Ok(Err(error)) => writer::cause(error),
             Err(panic) => writer::panic_cause(&*panic),
         };
         self.queue.nudge();
-        Err(self.unavailable(Applied::NotApplied, cause))
+        Err(self.unavailable(Applied::No, cause))
     }
 
     /// Why there is no database.
     fn down(&self) -> Error {
         match self.queue.failing() {
-            Some(cause) if !self.queue.is_closing() => self.unavailable(Applied::NotApplied, cause),
+            Some(cause) if !self.queue.is_closing() => self.unavailable(Applied::No, cause),
             _ => self.closed(),
         }
     }
@@ -235,18 +225,28 @@ impl Shared {
         database.take()
     }
 
-    pub(super) fn put_database(&self, database: Database) {
+    /// Opens the database again, with the tables it had.
+    pub(super) fn reopen(&self) -> Result<()> {
+        let tables = self.ready_tables();
+        let expected = tables.iter().map(|table| Expected {
+            table: &table.name,
+            kind: table.kind,
+            is_there: true,
+        });
+        let expected: Vec<_> = expected.collect();
+        let database = self.source.reopen(&self.settings, &expected)?;
         let mut place = self
             .database
             .write()
             .unwrap_or_else(PoisonError::into_inner);
         *place = Some(database);
+        Ok(())
     }
 
-    pub(super) fn unavailable(&self, outcome: Applied, source: Cause) -> Error {
+    pub(super) fn unavailable(&self, applied: Applied, source: Cause) -> Error {
         Error::Unavailable {
             path: self.path.to_path_buf(),
-            outcome,
+            applied,
             source,
         }
     }
@@ -259,7 +259,7 @@ impl Shared {
 
     /// Closes the file for all handles; the answer comes when the writer has ended.
     pub(super) fn close(&self, timeout: Option<Duration>) -> Result<Answer<()>> {
-        self.refuse_inside_update()?;
+        writer::refuse_current_thread()?;
         let (caller, receiver) = oneshot::channel();
         let mut ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
         match &ending.report {
@@ -278,12 +278,14 @@ impl Shared {
         }
         let mut ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
         ending.report = Some(report.clone());
-        for waiting in ending.waiting.drain(..) {
-            let _ = waiting.send(self.outcome(report.clone()));
+        let waiting = std::mem::take(&mut ending.waiting);
+        drop(ending);
+        for waiting in waiting {
+            writer::shielded(|| drop(waiting.send(self.outcome(report.clone()))));
         }
     }
 
-    fn outcome(&self, report: Option<Cause>) -> Outcome<()> {
+    fn outcome(&self, report: Option<Cause>) -> Answered<()> {
         match report {
             None => Ok(Ok(())),
             Some(cause) => Err(self.unavailable(Applied::Unknown, cause)),

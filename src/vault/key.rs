@@ -68,6 +68,30 @@ impl<'a> From<&'a [u8]> for Client<'a> {
     }
 }
 
+impl<'a> From<&&'a str> for Client<'a> {
+    fn from(text: &&'a str) -> Self {
+        Self::from(text.as_bytes())
+    }
+}
+
+impl<'a> From<&'a Vec<u8>> for Client<'a> {
+    fn from(text: &'a Vec<u8>) -> Self {
+        Self::from(text.as_slice())
+    }
+}
+
+impl<'a, const N: usize> From<&'a [u8; N]> for Client<'a> {
+    fn from(text: &'a [u8; N]) -> Self {
+        Self::from(text.as_slice())
+    }
+}
+
+impl From<&IpAddr> for Client<'_> {
+    fn from(address: &IpAddr) -> Self {
+        (*address).into()
+    }
+}
+
 impl From<IpAddr> for Client<'_> {
     fn from(address: IpAddr) -> Self {
         Self::Address(address.to_canonical())
@@ -153,7 +177,7 @@ impl Key {
     }
 
     /// What the keys of `endpoint`, and no others, start with.
-    pub(super) fn prefix(endpoint: &str) -> Result<Vec<u8>> {
+    pub(crate) fn prefix(endpoint: &str) -> Result<Vec<u8>> {
         if endpoint.len() > LONGEST_ENDPOINT {
             return Err(Error::EndpointTooLong {
                 length: endpoint.len(),
@@ -166,7 +190,7 @@ impl Key {
     }
 
     /// The key that `bytes` are, if they are one.
-    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         parts(bytes)?;
         Some(Self(bytes.into()))
     }
@@ -204,11 +228,13 @@ impl fmt::Debug for Key {
     }
 }
 
-/// How a key is named in an error, also one that does not decode.
-pub(super) fn describe(bytes: &[u8]) -> String {
-    match Key::decode(bytes) {
-        Some(key) => key.to_string(),
-        None => Client::Text(bytes).to_string(),
+/// The error for a row that is damaged, also one whose key does not decode.
+pub(crate) fn corrupt_row(table: &str, key: &[u8]) -> Error {
+    let (endpoint, client) = parts(key).unwrap_or((&[], Client::Text(key)));
+    Error::CorruptRow {
+        table: table.to_owned(),
+        endpoint: Client::Text(endpoint).to_string(),
+        client: client.to_string(),
     }
 }
 
@@ -333,7 +359,7 @@ mod tests {
             if let Some(key) = Key::decode(&bytes) {
                 let _ = (key.endpoint(), key.client());
             }
-            let _ = describe(&bytes);
+            let _ = corrupt_row("t", &bytes).to_string();
         }
     }
 }

@@ -22,6 +22,7 @@ mod key;
 mod open;
 mod operation;
 mod queue;
+mod reader;
 mod registry;
 mod rehearsal;
 mod row;
@@ -40,22 +41,28 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use redb::{ReadTransaction, ReadableTableMetadata, TableDefinition};
+use redb::{ReadTransaction, ReadableTableMetadata};
 
 pub use answer::Pending;
-pub use builder::VaultBuilder;
+pub use builder::{VaultBuilder, default_path};
 pub use key::{Client, Key};
+pub use reader::TableInfo;
 pub use row::Row;
 pub use scan::{Entry, Scan};
 pub use slot::Slot;
 pub use storage::{MemoryStorage, Storage};
+
+pub(crate) use codec::decode as decode_value;
+pub(crate) use key::corrupt_row;
+pub(crate) use reader::{Page, Reader};
+pub(crate) use table::Stored;
 
 use crate::clock::Timestamp;
 use crate::error::Result;
 use answer::Answer;
 use file::OpenFile;
 use slot::IfDamaged;
-use table::{Stored, Table, rows_name};
+use table::{Table, rows_name};
 
 /// A named table of `V` with a time to live per row, in a file.
 ///
@@ -135,7 +142,7 @@ impl<V: Row> Vault<V> {
     pub(crate) fn look(&self, key: &Key) -> Result<(Option<V>, Timestamp)> {
         let table = &self.table.name;
         let read = |txn: &ReadTransaction| {
-            let rows = txn.open_table(TableDefinition::<&[u8], &[u8]>::new(&rows_name(table)))?;
+            let rows = txn.open_table(table::rows(&rows_name(table)))?;
             let row = rows.get(key.as_bytes())?;
             let row = row.as_ref().map(|row| row.value());
             Ok(Stored::read(key.as_bytes(), row))
@@ -172,7 +179,8 @@ impl<V: Row> Vault<V> {
 
     /// Blocks until every row of `endpoint` is gone from the disk, and says how many there were.
     ///
-    /// At most 1,000 rows go in one transaction, so that others are served meanwhile.
+    /// At most 1,000 rows go in one transaction, so that others are served meanwhile. A row that is
+    /// written meanwhile may stay.
     ///
     /// # Errors
     ///
@@ -180,13 +188,17 @@ impl<V: Row> Vault<V> {
     /// [`Error::EndpointTooLong`](crate::Error::EndpointTooLong).
     pub fn remove_endpoint(&self, endpoint: &str) -> Result<u64> {
         let prefix = Key::prefix(endpoint)?;
-        let mut removed = 0_u64;
+        let (mut removed, mut after) = (0, None);
         loop {
-            let step = operation::remove_prefix(Arc::clone(&self.table), prefix.clone());
+            let table = Arc::clone(&self.table);
+            let step = operation::remove_prefix(table, prefix.clone(), after);
             let shared = self.file.shared();
-            match shared.submit(self.answer_timeout, true, step)?.wait()? {
-                0 => return Ok(removed),
-                count => removed += count as u64,
+            let (count, last) = shared.submit(self.answer_timeout, true, step)?.wait()?;
+            removed += count;
+            // Never back to what was passed: a busy endpoint would never be done with.
+            match last {
+                Some(last) => after = Some(last),
+                None => return Ok(removed),
             }
         }
     }
@@ -288,7 +300,7 @@ impl<V: Row> Vault<V> {
     pub fn len(&self) -> Result<u64> {
         let table = &self.table.name;
         self.file.shared().read(|txn| {
-            let rows = txn.open_table(TableDefinition::<&[u8], &[u8]>::new(&rows_name(table)))?;
+            let rows = txn.open_table(table::rows(&rows_name(table)))?;
             Ok(rows.len()?)
         })
     }

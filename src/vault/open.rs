@@ -10,21 +10,44 @@ use std::time::{Duration, Instant};
 
 use redb::backends::FileBackend;
 use redb::{
-    ConcurrencyMode, Database, DatabaseError, ReadOnlyDatabase, ReadTransaction, ReadableDatabase,
-    StorageError, TableError,
+    ConcurrencyMode, Database, DatabaseError, ReadOnlyDatabase, ReadableDatabase, StorageError,
 };
 
 use super::rehearsal::Rehearsal;
 use super::settings::FileSettings;
-use super::stamp::{self, META};
+use super::stamp::{Expected, Stamps};
 use super::storage::{FileLocks, NoLocks, PrivateBackend, Storage};
 use crate::error::{Cause, Error, Result};
 
-/// How long to wait before a lock is tried again.
-const LOCK_POLL: Duration = Duration::from_millis(10);
+/// A wait for somebody else's lock.
+pub(super) struct Patience {
+    started: Instant,
+    timeout: Duration,
+    pause: Duration,
+}
+
+impl Patience {
+    pub(super) fn new(timeout: Duration) -> Self {
+        Self {
+            started: Instant::now(),
+            timeout,
+            pause: Duration::from_millis(10),
+        }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.started.elapsed() >= self.timeout
+    }
+
+    /// Waits before the next try; longer each time, as a try costs a look at the file.
+    pub(super) fn pause(&mut self) {
+        thread::sleep(self.pause.min(self.timeout));
+        self.pause = Duration::from_millis(50).min(self.pause * 2);
+    }
+}
 
 /// Where a vault's bytes are.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Source {
     /// A file, and what tells it from another one that takes its path later.
     File {
@@ -34,24 +57,28 @@ pub(super) enum Source {
     Private(Arc<dyn Storage>),
 }
 
-/// What a table is expected to be, if it is there.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Expected<'a> {
-    pub(super) table: &'a str,
-    pub(super) kind: &'static str,
-}
-
 impl Source {
     /// The file at `path`, created with mode 0600 if it is not there.
     pub(super) fn file(path: &Path) -> Result<Self> {
-        // The working directory may be another one when the file has to be opened again.
-        let path = std::path::absolute(path).map_err(|error| open_error(path, error))?;
-        let fail = |error| open_error(&path, error);
+        let path = absolute(path)?;
         match path.metadata() {
-            Ok(metadata) if metadata.is_file() => {}
-            Ok(_) => return Err(fail(io::Error::other("it is not a regular file"))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => create(&path)?,
-            Err(error) => return Err(fail(error)),
+            Ok(_) | Err(_) => {}
+        }
+        let source = Self::existing(&path)?;
+        // Whoever made it may not have come to this.
+        if let Err(error) = sync_directory(directory_of(&path)) {
+            tracing::warn!(?path, %error, "the directory of the vault file cannot be synced");
+        }
+        Ok(source)
+    }
+
+    /// The file at `path`, which is there.
+    pub(super) fn existing(path: &Path) -> Result<Self> {
+        let path = absolute(path)?;
+        let fail = |error| open_error(&path, error);
+        if !path.metadata().map_err(fail)?.is_file() {
+            return Err(fail(io::Error::other("it is not a regular file")));
         }
         let identity = same_file::Handle::from_path(&path).map_err(fail)?;
         Ok(Self::File {
@@ -75,28 +102,35 @@ impl Source {
         settings: &FileSettings,
         expected: &[Expected<'_>],
     ) -> Result<Database> {
-        let started = Instant::now();
+        let mut patience = Patience::new(settings.lock_timeout);
         loop {
             match self.try_open(settings, expected)? {
                 Some(database) => return Ok(database),
-                None if started.elapsed() >= settings.lock_timeout => {
+                None if patience.is_over() => {
                     return Err(Error::Locked {
                         path: self.path(),
                         waited: settings.lock_timeout,
                     });
                 }
-                None => thread::sleep(LOCK_POLL.min(settings.lock_timeout)),
+                None => patience.pause(),
             }
         }
     }
 
-    /// Opens a database again that failed, without waiting for a lock.
-    pub(super) fn reopen(&self, settings: &FileSettings) -> Result<Database> {
+    /// Opens a database again that failed, without waiting for a lock. It has to be there.
+    pub(super) fn reopen(
+        &self,
+        settings: &FileSettings,
+        expected: &[Expected<'_>],
+    ) -> Result<Database> {
+        if self.is_empty()? {
+            return Err(self.corrupt("it was emptied while it was in use"));
+        }
         let locked = || Error::Locked {
             path: self.path(),
             waited: Duration::ZERO,
         };
-        self.try_open(settings, &[])?.ok_or_else(locked)
+        self.try_open(settings, expected)?.ok_or_else(locked)
     }
 
     /// `None`: somebody else has it open.
@@ -109,8 +143,8 @@ impl Source {
             return Ok(None);
         }
         match self.attempt(|| self.open_for_writing(settings))? {
-            Looked::Open(database) => Ok(Some(database)),
-            Looked::Unclean | Looked::Busy => Ok(None),
+            View::Open(database) => Ok(Some(database)),
+            View::Unclean | View::Busy => Ok(None),
         }
     }
 
@@ -118,14 +152,34 @@ impl Source {
     /// writing to it. `false`: somebody else has it open.
     fn look(&self, settings: &FileSettings, expected: &[Expected<'_>]) -> Result<bool> {
         match self.attempt(|| self.open_read_only(settings))? {
-            Looked::Open(database) => self.inspect(&database, expected).map(|()| true),
-            Looked::Busy => Ok(false),
-            // A crash left it, or somebody is just opening it.
-            Looked::Unclean => match self.attempt(|| self.rehearse(settings))? {
-                Looked::Open(database) => self.inspect(&database, expected).map(|()| true),
-                Looked::Unclean | Looked::Busy => Ok(false),
+            View::Open(database) => self.inspect(&database, expected).map(|()| true),
+            View::Busy => Ok(false),
+            View::Unclean => match self.attempt(|| self.rehearse(settings))? {
+                View::Open(database) => self.inspect(&database, expected).map(|()| true),
+                View::Unclean | View::Busy => Ok(false),
             },
         }
+    }
+
+    /// Opens a vault of this format for reading only.
+    pub(super) fn view(&self, settings: &FileSettings) -> Result<View<ReadOnlyDatabase>> {
+        if self.is_empty()? {
+            return Err(Error::NotAVault {
+                path: self.path(),
+                reason: "it is empty".into(),
+            });
+        }
+        let view = self.attempt(|| self.open_read_only(settings))?;
+        if let View::Open(database) = &view {
+            self.inspect(database, &[])?;
+        }
+        Ok(view)
+    }
+
+    /// Blocks until a file that was not closed cleanly is recovered and closed.
+    pub(super) fn repair(&self, settings: &FileSettings) -> Result<()> {
+        let database = self.open(settings, &[])?;
+        database.close().map_err(|error| self.corrupt(error))
     }
 
     fn is_empty(&self) -> Result<bool> {
@@ -190,6 +244,7 @@ impl Source {
         }));
         let stamps = match looked {
             Ok(Ok(stamps)) => stamps,
+            Ok(Err(redb::Error::Io(error))) => return Err(io_error(self.path(), error)),
             Ok(Err(error)) => return Err(self.corrupt(error)),
             Err(_) => return Err(self.corrupt("the storage engine gave up reading it")),
         };
@@ -197,15 +252,15 @@ impl Source {
     }
 
     /// Runs one way of opening and sorts what can come of it.
-    fn attempt<D>(&self, open: impl FnOnce() -> Result<D, DatabaseError>) -> Result<Looked<D>> {
+    fn attempt<D>(&self, open: impl FnOnce() -> Result<D, DatabaseError>) -> Result<View<D>> {
         let path = self.path();
         match catch_unwind(AssertUnwindSafe(open)) {
-            Ok(Ok(database)) => Ok(Looked::Open(database)),
+            Ok(Ok(database)) => Ok(View::Open(database)),
             Ok(Err(error)) => match error {
                 DatabaseError::DatabaseAlreadyOpen | DatabaseError::LockProtocolMismatch => {
-                    Ok(Looked::Busy)
+                    Ok(View::Busy)
                 }
-                DatabaseError::RepairAborted => Ok(Looked::Unclean),
+                DatabaseError::RepairAborted => Ok(View::Unclean),
                 DatabaseError::UpgradeRequired(version) => Err(Error::NotAVault {
                     path,
                     reason: format!("a redb file of the old format {version}"),
@@ -228,9 +283,12 @@ impl Source {
     }
 }
 
-enum Looked<D> {
+/// What one way of opening finds.
+pub(super) enum View<D> {
     Open(D),
+    /// It was not closed cleanly, or somebody is just opening it.
     Unclean,
+    /// Somebody has it open who keeps others out.
     Busy,
 }
 
@@ -250,87 +308,13 @@ fn builder(settings: &FileSettings) -> redb::Builder {
     builder
 }
 
-/// What the stamps of a file say.
-struct Stamps {
-    /// Whether there is any table at all; a crash right after the file was made leaves none.
-    is_blank: bool,
-    format: Option<String>,
-    tables: Vec<(String, String)>,
-}
-
-impl Stamps {
-    fn read(txn: &ReadTransaction) -> Result<Self, redb::Error> {
-        let blank = Self {
-            is_blank: txn.list_tables()?.next().is_none()
-                && txn.list_multimap_tables()?.next().is_none(),
-            format: None,
-            tables: Vec::new(),
-        };
-        let meta = match txn.open_table(META) {
-            Ok(meta) => meta,
-            Err(TableError::Storage(error)) => return Err(error.into()),
-            // Not there, or a table of that name with other types.
-            Err(_) => return Ok(blank),
-        };
-        let format = meta.get(stamp::FORMAT_KEY)?;
-        let mut tables = Vec::new();
-        for found in redb::ReadableTable::iter(&meta)? {
-            let (name, kind) = found?;
-            tables.push((name.value().to_owned(), kind.value().to_owned()));
-        }
-        Ok(Self {
-            format: format.map(|format| format.value().to_owned()),
-            tables,
-            ..blank
-        })
-    }
-
-    fn check(&self, path: &Path, expected: &[Expected<'_>]) -> Result<()> {
-        match self.format.as_deref() {
-            Some(stamp::FORMAT) => {}
-            None if self.is_blank => return Ok(()),
-            None => {
-                return Err(Error::NotAVault {
-                    path: path.to_owned(),
-                    reason: "a redb file without a vault's stamp".into(),
-                });
-            }
-            Some(found) => {
-                return Err(Error::NewerFormat {
-                    path: path.to_owned(),
-                    found: found.to_owned(),
-                    supported: stamp::FORMAT,
-                });
-            }
-        }
-        for Expected { table, kind } in expected {
-            let name = stamp::of_table(table);
-            let stamped = self.tables.iter().find(|(stamped, _)| *stamped == name);
-            if let Some((_, found)) = stamped
-                && found != kind
-            {
-                return Err(Error::WrongKind {
-                    path: path.to_owned(),
-                    table: (*table).to_owned(),
-                    found: found.clone(),
-                    expected: kind,
-                });
-            }
-        }
-        Ok(())
-    }
-}
-
 /// Creates a vault file that is whole from the first moment on.
 ///
 /// Crash: redb's own initialisation takes several writes, and a file that a crash leaves between
 /// them is no database. So it happens in a temporary file of mode 0600 beside `path`, which then
 /// takes its name, unless another process was faster.
 fn create(path: &Path) -> Result<()> {
-    let directory = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
+    let directory = directory_of(path);
     if !directory.is_dir() {
         return Err(Error::NoDirectory {
             path: path.to_owned(),
@@ -348,10 +332,22 @@ fn create(path: &Path) -> Result<()> {
         error => open_error(path, io::Error::other(error)),
     })?;
     match file.persist_noclobber(path) {
-        Ok(_) => sync_directory(directory).map_err(fail),
+        Ok(_) => Ok(()),
         Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(error) => Err(open_error(path, error.error)),
     }
+}
+
+fn directory_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// The working directory may be another one when the file has to be opened again.
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).map_err(|error| open_error(path, error))
 }
 
 /// Makes the file's name survive a power cut; redb syncs the file alone.

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::answer::Outcome;
+use super::answer::Answered;
 use super::batch::Batch;
 use super::key::Key;
 use super::row::Row;
@@ -11,6 +11,9 @@ use super::slot::{IfDamaged, Slot, Staged};
 use super::sweep::SWEEP_LIMIT;
 use super::table::{Stored, Table};
 use crate::error::{Error, Result};
+
+/// What a step in a transaction comes to: what its caller is told, or a fault of the whole batch.
+pub(super) type Step<R> = Result<Answered<R>, redb::Error>;
 
 /// A queued piece of work. The writer applies it, commits, and only then has it answer.
 pub(super) trait Operation: Send {
@@ -27,20 +30,20 @@ pub(super) trait Operation: Send {
 /// The one kind of operation: a step in the transaction, and who waits for what it yields.
 pub(super) struct Task<S, R> {
     step: Option<S>,
-    outcome: Option<Outcome<R>>,
-    caller: oneshot::Sender<Outcome<R>>,
+    answered: Option<Answered<R>>,
+    caller: oneshot::Sender<Answered<R>>,
     is_bulk: bool,
 }
 
 impl<S, R> Task<S, R>
 where
-    S: FnOnce(&mut Batch<'_>) -> Result<Outcome<R>, redb::Error> + Send + 'static,
+    S: FnOnce(&mut Batch<'_>) -> Step<R> + Send + 'static,
     R: Send + 'static,
 {
-    pub(super) fn new(caller: oneshot::Sender<Outcome<R>>, is_bulk: bool, step: S) -> Self {
+    pub(super) fn new(caller: oneshot::Sender<Answered<R>>, is_bulk: bool, step: S) -> Self {
         Self {
             step: Some(step),
-            outcome: None,
+            answered: None,
             caller,
             is_bulk,
         }
@@ -49,24 +52,24 @@ where
 
 impl<S, R> Operation for Task<S, R>
 where
-    S: FnOnce(&mut Batch<'_>) -> Result<Outcome<R>, redb::Error> + Send + 'static,
+    S: FnOnce(&mut Batch<'_>) -> Step<R> + Send + 'static,
     R: Send + 'static,
 {
     fn apply(&mut self, batch: &mut Batch<'_>) -> Result<(), redb::Error> {
         if let Some(step) = self.step.take() {
-            self.outcome = Some(step(batch)?);
+            self.answered = Some(step(batch)?);
         }
         Ok(())
     }
 
     fn answer(self: Box<Self>, failure: Option<Error>) {
-        let outcome = match failure {
+        let answered = match failure {
             Some(failure) => Some(Err(failure)),
-            None => self.outcome,
+            None => self.answered,
         };
-        if let Some(outcome) = outcome {
+        if let Some(answered) = answered {
             // A caller that no longer waits has taken its chance to know.
-            let _ = self.caller.send(outcome);
+            let _ = self.caller.send(answered);
         }
     }
 
@@ -82,7 +85,7 @@ pub(super) fn update<V: Row, R, const N: usize>(
     keys: [Key; N],
     if_damaged: IfDamaged,
     f: impl FnOnce(&mut [Slot<V>; N]) -> R,
-) -> impl FnOnce(&mut Batch<'_>) -> Result<Outcome<R>, redb::Error> {
+) -> impl FnOnce(&mut Batch<'_>) -> Step<R> {
     move |batch| {
         let now = batch.now();
         let open = batch.table(&table)?;
@@ -125,7 +128,7 @@ pub(super) fn update<V: Row, R, const N: usize>(
 pub(super) fn stamp(
     path: std::path::PathBuf,
     table: Arc<Table>,
-) -> impl FnOnce(&mut Batch<'_>) -> Result<Outcome<()>, redb::Error> {
+) -> impl FnOnce(&mut Batch<'_>) -> Step<()> {
     move |batch| {
         match batch.stamp_of(&table.name)? {
             Some(found) if found != table.kind => {
@@ -144,38 +147,38 @@ pub(super) fn stamp(
     }
 }
 
-/// Looks at up to 1,000 entries of the deadline index; yields the rows removed and whether there
-/// is more to do.
-pub(super) fn sweep(
-    table: Arc<Table>,
-) -> impl FnOnce(&mut Batch<'_>) -> Result<Outcome<(u64, bool)>, redb::Error> {
+/// Looks at up to 1,000 entries of the deadline index; yields how many rows had expired, and whether
+/// there is more to do.
+pub(super) fn sweep(table: Arc<Table>) -> impl FnOnce(&mut Batch<'_>) -> Step<(u64, bool)> {
     move |batch| {
         let now = batch.now().as_millis();
         let open = batch.table(&table)?;
-        let before = open.len()?;
+        let before = open.effects.swept;
         let looked_at = open.sweep(now, SWEEP_LIMIT)?;
-        let removed = before.saturating_sub(open.len()?);
-        Ok(Ok(Ok((removed, looked_at >= SWEEP_LIMIT))))
+        let swept = open.effects.swept - before;
+        Ok(Ok(Ok((swept, looked_at >= SWEEP_LIMIT))))
     }
 }
 
-/// Removes up to 1,000 rows whose keys start with `prefix`; yields how many.
+/// Removes up to 1,000 rows after the key `after` whose keys start with `prefix`; yields how many,
+/// and the last of their keys.
 pub(super) fn remove_prefix(
     table: Arc<Table>,
     prefix: Vec<u8>,
-) -> impl FnOnce(&mut Batch<'_>) -> Result<Outcome<usize>, redb::Error> {
+    after: Option<Vec<u8>>,
+) -> impl FnOnce(&mut Batch<'_>) -> Step<(u64, Option<Vec<u8>>)> {
     move |batch| {
         let open = batch.table(&table)?;
-        let keys = open.keys_with(&prefix, SWEEP_LIMIT)?;
+        let keys = open.keys_with(&prefix, after.as_deref(), SWEEP_LIMIT)?;
         for key in &keys {
             let stored = open.read(key)?;
             open.delete(key, &stored)?;
         }
-        Ok(Ok(Ok(keys.len())))
+        Ok(Ok(Ok((keys.len() as u64, keys.into_iter().next_back()))))
     }
 }
 
 /// Does nothing: its answer says that everything queued before is on disk.
-pub(super) fn flush() -> impl FnOnce(&mut Batch<'_>) -> Result<Outcome<()>, redb::Error> {
+pub(super) fn flush() -> impl FnOnce(&mut Batch<'_>) -> Step<()> {
     |_| Ok(Ok(Ok(())))
 }

@@ -8,8 +8,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::file::{OpenFile, Shared};
-use super::open::{Expected, Source};
+use super::open::Source;
 use super::settings::{FileSettings, Wanted};
+use super::stamp::Expected;
 use crate::error::Result;
 
 /// What tells one place of storage from another.

@@ -51,7 +51,7 @@ pub trait Row: Serialize + DeserializeOwned + Send + Sync + 'static {
 
 /// When a row ends, and where the deadline index files it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Header {
+pub(crate) struct Header {
     pub(super) in_shared_class: bool,
     pub(super) expires_at: u64,
     pub(super) ttl: u64,

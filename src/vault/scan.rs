@@ -4,15 +4,15 @@ use std::marker::PhantomData;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use redb::{ReadTransaction, TableDefinition};
+use redb::ReadTransaction;
 
 use super::codec;
 use super::file::OpenFile;
-use super::key::{self, Key};
+use super::key::{Key, corrupt_row};
 use super::row::Row;
-use super::table::{Stored, Table, rows_name};
+use super::table::{self, Stored, Table, rows_name};
 use crate::clock::Timestamp;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// How many rows one read transaction looks at. It is let go of between pages, so that a slow
 /// reader does not keep the file from reusing space.
@@ -71,10 +71,7 @@ impl<V: Row> Scan<V> {
 
     /// The entry that a row is, unless it has expired.
     fn entry(&self, bytes: &[u8], stored: &Stored) -> Option<Result<Entry<V>>> {
-        let damaged = || Error::CorruptRow {
-            table: self.table.name.clone(),
-            key: key::describe(bytes),
-        };
+        let damaged = || corrupt_row(&self.table.name, bytes);
         let Stored::Whole(header, value) = stored else {
             return Some(Err(damaged()));
         };
@@ -111,10 +108,10 @@ impl<V: Row> Iterator for Scan<V> {
 
 fn read_page(
     txn: &ReadTransaction,
-    table: &str,
+    name: &str,
     from: &Bound<Vec<u8>>,
 ) -> Result<Vec<(Vec<u8>, Stored)>, redb::Error> {
-    let rows = txn.open_table(TableDefinition::<&[u8], &[u8]>::new(&rows_name(table)))?;
+    let rows = txn.open_table(table::rows(&rows_name(name)))?;
     let from = from.as_ref().map(Vec::as_slice);
     let mut page = Vec::new();
     for found in rows.range::<&[u8]>((from, Bound::Unbounded))?.take(PAGE) {

@@ -50,7 +50,7 @@ impl OpenTable<'_> {
                 self.delete(&entry.key, &stored)
             }
             Stored::Whole(header, value) => self.refile_renewed(entry, *header, value),
-            Stored::Damaged(_) => self.postpone_damaged(entry, now),
+            Stored::Damaged(_) => self.postpone_damaged(entry, look_again_at(entry.class, now)),
             Stored::Missing => self.drop_entry(entry),
         }
     }
@@ -68,15 +68,7 @@ impl OpenTable<'_> {
 
     /// A damaged row stays until it is removed, or until the bound forgets it: when it ends is not
     /// known, and forgetting it would start a fresh count.
-    fn postpone_damaged(&mut self, entry: &Entry, now: u64) -> Result<(), StorageError> {
-        let again_in = if entry.class == SHARED {
-            0
-        } else {
-            entry.class
-        };
-        let filed_at = now
-            .saturating_add(again_in)
-            .saturating_add(SHORTEST_WAIT_MS);
+    fn postpone_damaged(&mut self, entry: &Entry, filed_at: u64) -> Result<(), StorageError> {
         self.drop_entry(entry)?;
         self.file(&Entry {
             filed_at,
@@ -84,18 +76,17 @@ impl OpenTable<'_> {
         })
     }
 
-    /// Dates rows back that a clock which ran ahead has filed too late, at most `budget`.
+    /// Dates rows back that a clock which ran ahead has filed too late. Looks at up to `budget`.
     fn redate_tail(&mut self, class: u64, now: u64, budget: usize) -> Result<usize, StorageError> {
-        let mut spent = 0;
-        while spent < budget {
-            let Some(entry) = self.deadlines.tail(class)? else {
-                break;
-            };
-            let stored = self.read(&entry.key)?;
-            match stored {
+        let (mut spent, mut passed) = (0, None);
+        while spent < budget
+            && let Some(entry) = self.deadlines.tail(class, passed.as_ref())?
+        {
+            match self.read(&entry.key)? {
                 Stored::Whole(header, _) if Entry::of(&entry.key, &header) != entry => {
                     self.drop_entry(&entry)?;
                 }
+                Stored::Missing => self.drop_entry(&entry)?,
                 Stored::Whole(header, value) if entry.is_ahead(header.ttl, now) => {
                     let expires_at = now.saturating_add(header.ttl);
                     let header = Header {
@@ -105,13 +96,23 @@ impl OpenTable<'_> {
                     };
                     self.refile(&entry, header, &value)?;
                 }
-                Stored::Missing => self.drop_entry(&entry)?,
-                Stored::Whole(..) | Stored::Damaged(_) => break,
+                Stored::Whole(..) => break,
+                // It says nothing of the rows before it.
+                Stored::Damaged(_) if entry.filed_at > look_again_at(class, now) => {
+                    self.postpone_damaged(&entry, look_again_at(class, now))?;
+                }
+                Stored::Damaged(_) => passed = Some(entry),
             }
             spent += 1;
         }
         Ok(spent)
     }
+}
+
+/// When the sweep is to come across a damaged row again.
+fn look_again_at(class: u64, now: u64) -> u64 {
+    let ttl = if class == SHARED { 0 } else { class };
+    now.saturating_add(ttl).saturating_add(SHORTEST_WAIT_MS)
 }
 
 /// How long the sweep leaves a damaged row of the shared class alone.

@@ -3,13 +3,14 @@
 //! Everything that changes a row goes through here, so that the index's invariant is kept in one
 //! place. The bound and the sweep are in rooms of their own.
 
+use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use redb::{ReadableTable, ReadableTableMetadata, TableDefinition, WriteTransaction};
 
 use super::deadline::{Deadlines, Entry};
-use super::key::Key;
+use super::key::{Key, corrupt_row};
 use super::row::{self, Header};
 use crate::error::Error;
 
@@ -29,7 +30,11 @@ pub(super) struct Table {
     pub(super) swept: AtomicU64,
 }
 
-/// The redb table of rows: Key = an encoded [`Key`](super::Key), Value = an encoded row.
+/// The redb table of rows: Key = an encoded [`Key`], Value = an encoded row.
+pub(super) fn rows(name: &str) -> TableDefinition<'_, &'static [u8], &'static [u8]> {
+    TableDefinition::new(name)
+}
+
 pub(super) fn rows_name(table: &str) -> String {
     format!("rows:{table}")
 }
@@ -41,7 +46,7 @@ fn deadlines_name(table: &str) -> String {
 
 /// What a key's place in the rows holds.
 #[derive(Debug)]
-pub(super) enum Stored {
+pub(crate) enum Stored {
     Missing,
     Whole(Header, Vec<u8>),
     /// It fails its checksum; the header is a guess.
@@ -56,6 +61,14 @@ impl Stored {
         match row::decode(key, bytes) {
             Some((header, value)) => Self::Whole(header, value.to_vec()),
             None => Self::Damaged(row::guess_header(bytes)),
+        }
+    }
+
+    /// When a row that is whole ends, and its value.
+    pub(crate) fn whole(&self) -> Option<(u64, &[u8])> {
+        match self {
+            Self::Whole(header, value) => Some((header.expires_at, value)),
+            Self::Damaged(_) | Self::Missing => None,
         }
     }
 
@@ -97,7 +110,7 @@ impl<'t> OpenTable<'t> {
         txn: &'t WriteTransaction,
         table: Arc<Table>,
     ) -> Result<Self, redb::TableError> {
-        let rows = txn.open_table(TableDefinition::new(&rows_name(&table.name)))?;
+        let rows = txn.open_table(rows(&rows_name(&table.name)))?;
         let deadlines = txn.open_table(TableDefinition::new(&deadlines_name(&table.name)))?;
         Ok(Self {
             table,
@@ -213,14 +226,17 @@ impl<'t> OpenTable<'t> {
         self.rows.len()
     }
 
-    /// The keys of the first `count` rows whose keys start with `prefix`.
+    /// The keys of the first `count` rows after `after` whose keys start with `prefix`.
     pub(super) fn keys_with(
         &self,
         prefix: &[u8],
+        after: Option<&[u8]>,
         count: usize,
     ) -> Result<Vec<Vec<u8>>, redb::StorageError> {
         let mut keys = Vec::new();
-        for found in self.rows.range(prefix..)?.take(count) {
+        let from = after.map_or(Bound::Included(prefix), Bound::Excluded);
+        let range = self.rows.range::<&[u8]>((from, Bound::Unbounded))?;
+        for found in range.take(count) {
             let (key, _) = found?;
             if !key.value().starts_with(prefix) {
                 break;
@@ -249,10 +265,7 @@ impl Table {
     }
 
     pub(super) fn corrupt_row(&self, key: &Key) -> Error {
-        Error::CorruptRow {
-            table: self.name.clone(),
-            key: key.to_string(),
-        }
+        corrupt_row(&self.name, key.as_bytes())
     }
 
     /// Whether a row may be due at `now`, so that the sweep should look.

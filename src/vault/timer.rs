@@ -8,6 +8,8 @@ use std::task::{Context, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::writer::shielded;
+
 /// When it rings, and a number that tells alarms of one instant apart.
 type Id = (Instant, u64);
 
@@ -45,18 +47,20 @@ impl Alarm {
         if Instant::now() >= self.at {
             return true;
         }
+        // Cloning and dropping a waker is other people's code: never under the lock.
+        let waker = context.waker().clone();
         let timer = timer();
         let mut alarms = timer.lock();
         let id = *self.id.get_or_insert_with(|| {
             alarms.last += 1;
             (self.at, alarms.last)
         });
-        alarms.set.insert(id, context.waker().clone());
-        if alarms
-            .set
-            .first_key_value()
-            .is_some_and(|(first, _)| *first == id)
-        {
+        let replaced = alarms.set.insert(id, waker);
+        let first = alarms.set.first_key_value();
+        let is_first = first.is_some_and(|(first, _)| *first == id);
+        drop(alarms);
+        drop(replaced);
+        if is_first {
             timer.changed.notify_one();
         }
         false
@@ -66,7 +70,10 @@ impl Alarm {
 impl Drop for Alarm {
     fn drop(&mut self) {
         if let Some(id) = self.id {
-            timer().lock().set.remove(&id);
+            let mut alarms = timer().lock();
+            let removed = alarms.set.remove(&id);
+            drop(alarms);
+            drop(removed);
         }
     }
 }
@@ -100,7 +107,7 @@ impl Timer {
                 Some(first) if first.key().0 <= now => {
                     let waker = first.remove();
                     drop(alarms);
-                    waker.wake();
+                    shielded(|| waker.wake());
                     self.lock()
                 }
                 Some(first) => {
@@ -116,38 +123,80 @@ impl Timer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
-    use std::sync::mpsc;
+    use std::sync::{Arc, mpsc};
     use std::task::Wake;
 
-    struct Bell(Mutex<mpsc::Sender<()>>);
+    /// Says that it was rung, then does what it was told.
+    struct Bell(mpsc::SyncSender<()>, fn());
 
     impl Wake for Bell {
         fn wake(self: Arc<Self>) {
-            let _ = self.0.lock().expect("a sender").send(());
+            let _ = self.0.try_send(());
+            self.1();
         }
     }
 
-    #[test]
-    fn alarms_ring_and_dropped_ones_do_not() {
-        let (sender, rings) = mpsc::channel();
-        let waker = Waker::from(Arc::new(Bell(Mutex::new(sender))));
-        let context = Context::from_waker(&waker);
+    fn bell(then: fn()) -> (Waker, mpsc::Receiver<()>) {
+        let (sender, rings) = mpsc::sync_channel(1);
+        (Waker::from(Arc::new(Bell(sender, then))), rings)
+    }
 
+    fn soon() -> Alarm {
+        Alarm::new(Duration::from_millis(10))
+    }
+
+    #[test]
+    fn an_alarm_rings_in_time_and_a_dropped_one_does_not() {
+        let (waker, rings) = bell(|| ());
+        let mut alarm = soon();
+        assert!(!alarm.has_rung(&Context::from_waker(&waker)));
+        rings.recv().expect("it rings");
+        assert!(alarm.has_rung(&Context::from_waker(&waker)));
+
+        let (waker, rings) = bell(|| ());
+        let mut dropped = soon();
         let mut never = Alarm::new(Duration::MAX);
-        let mut dropped = Alarm::new(Duration::from_millis(1));
-        let mut rung = Alarm::new(Duration::from_millis(20));
-        assert!(!never.has_rung(&context));
-        assert!(!rung.has_rung(&context));
-        let due = dropped.has_rung(&context);
-        drop(dropped);
-        let first = rings.recv();
-        assert_eq!(first, Ok(()), "due at once: {due}");
-        while !rung.has_rung(&context) {
-            rings.recv().expect("rings");
-        }
-        assert!(!timer().lock().set.is_empty());
-        drop((never, rung));
-        assert!(timer().lock().set.is_empty());
+        assert!(!dropped.has_rung(&Context::from_waker(&waker)));
+        assert!(!never.has_rung(&Context::from_waker(&waker)));
+        drop((dropped, never, waker));
+        // Nobody holds the bell any more.
+        assert!(rings.recv().is_err());
+    }
+
+    #[test]
+    fn a_waker_that_panics_does_not_end_the_timer() {
+        let (waker, rings) = bell(|| panic!("a waker"));
+        let mut alarm = soon();
+        assert!(!alarm.has_rung(&Context::from_waker(&waker)));
+        rings.recv().expect("it rings");
+        let (waker, rings) = bell(|| ());
+        let mut next = soon();
+        assert!(!next.has_rung(&Context::from_waker(&waker)));
+        rings.recv().expect("the next one rings");
+    }
+
+    /// A task that owns an alarm of its own.
+    struct Owner {
+        _alarm: Mutex<Alarm>,
+    }
+
+    impl Wake for Owner {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    #[test]
+    fn a_waker_may_own_another_alarm() {
+        let (waker, _rings) = bell(|| ());
+        let context = Context::from_waker(&waker);
+        let mut owned = Alarm::new(Duration::MAX);
+        assert!(!owned.has_rung(&context));
+        let owner = Waker::from(Arc::new(Owner {
+            _alarm: Mutex::new(owned),
+        }));
+        let mut alarm = Alarm::new(Duration::MAX);
+        assert!(!alarm.has_rung(&Context::from_waker(&owner)));
+        drop(owner);
+        // The timer drops the last reference to the owner, and that its alarm.
+        assert!(!alarm.has_rung(&context));
     }
 }

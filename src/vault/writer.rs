@@ -17,7 +17,7 @@ use super::operation::Operation;
 use super::queue::Work;
 use super::sweep::SWEEP_LIMIT;
 use crate::clock::Timestamp;
-use crate::error::{Cause, Error, Outcome};
+use crate::error::{Applied, Cause, Error, Result};
 
 /// How long after the earliest deadline an idle writer sweeps, so that what expires together
 /// leaves together.
@@ -35,19 +35,38 @@ pub(super) fn is_current_thread() -> bool {
     IS_WRITER.get()
 }
 
-/// What a panic says, as the source of an error.
+/// An error on a writer's thread, where waiting for a writer might wait for itself.
+pub(super) fn refuse_current_thread() -> Result<()> {
+    if IS_WRITER.get() {
+        return Err(Error::InsideUpdate);
+    }
+    Ok(())
+}
+
+/// What a panic of the storage or the clock says, as the source of an error.
 pub(super) fn panic_cause(panic: &(dyn Any + Send)) -> Cause {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    Cause::new(format!(
-        "the storage engine panicked: {}",
-        text.unwrap_or("without a message")
-    ))
+    Cause::new(format!("a panic: {}", text.unwrap_or("without a message")))
 }
 
-/// Has an operation answer. What that wakes or drops is other people's code, which may panic.
+/// What an error of redb says, as the source of an error.
+pub(super) fn cause(error: redb::Error) -> Cause {
+    match error {
+        redb::Error::PreviousIo => {
+            Cause::new("an I/O operation failed before; the file is being opened again")
+        }
+        error => Cause::new(error),
+    }
+}
+
+/// Runs what may run other people's code: wakers, and whatever dropping an answer drops.
+pub(super) fn shielded(run: impl FnOnce()) {
+    let _ = catch_unwind(AssertUnwindSafe(run));
+}
+
 fn answer(operation: Box<dyn Operation>, failure: Option<Error>) {
-    let _ = catch_unwind(AssertUnwindSafe(|| operation.answer(failure)));
+    shielded(|| operation.answer(failure));
 }
 
 #[derive(Debug)]
@@ -70,7 +89,7 @@ impl Writer {
                 let cause = panic_cause(&*panic);
                 self.file.queue.close();
                 let waiting = self.file.queue.fail(cause.clone());
-                self.answer_failed(waiting, Outcome::Unknown, &cause);
+                self.answer_failed(waiting, Applied::Unknown, &cause);
                 self.close();
                 Some(cause)
             }
@@ -106,24 +125,24 @@ impl Writer {
 
     /// Applies the operations in one transaction and has them answer.
     fn commit(&self, mut operations: Vec<Box<dyn Operation>>) {
-        // An outcome is known as long as the commit has not begun.
-        let mut outcome = Outcome::NotApplied;
-        let run = || self.transact(&mut operations, &mut outcome);
+        // It is known as long as the commit has not begun.
+        let mut applied = Applied::No;
+        let run = || self.transact(&mut operations, &mut applied);
         let cause = match catch_unwind(AssertUnwindSafe(run)) {
             Ok(Ok(())) => return operations.into_iter().for_each(|done| answer(done, None)),
-            Ok(Err(error)) => Cause::new(error),
+            Ok(Err(error)) => cause(error),
             Err(panic) => panic_cause(&*panic),
         };
         tracing::error!(path = ?self.file.path, %cause, "the vault's storage failed");
         let turned_away = self.file.queue.fail(cause.clone());
-        self.answer_failed(operations, outcome, &cause);
-        self.answer_failed(turned_away, Outcome::NotApplied, &cause);
+        self.answer_failed(operations, applied, &cause);
+        self.answer_failed(turned_away, Applied::No, &cause);
         self.reopen();
     }
 
-    fn answer_failed(&self, operations: Vec<Box<dyn Operation>>, outcome: Outcome, cause: &Cause) {
+    fn answer_failed(&self, operations: Vec<Box<dyn Operation>>, applied: Applied, cause: &Cause) {
         for operation in operations {
-            let failure = self.file.unavailable(outcome, cause.clone());
+            let failure = self.file.unavailable(applied, cause.clone());
             answer(operation, Some(failure));
         }
     }
@@ -131,27 +150,28 @@ impl Writer {
     fn transact(
         &self,
         operations: &mut Vec<Box<dyn Operation>>,
-        outcome: &mut Outcome,
+        applied: &mut Applied,
     ) -> Result<(), redb::Error> {
         let txn = self.file.begin_write()?;
         let mut batch = Batch::new(&txn, &*self.file.settings.clock);
-        let mut applied = 0;
+        let mut done = 0;
         loop {
-            for operation in operations.iter_mut().skip(applied) {
+            for operation in operations.iter_mut().skip(done) {
                 operation.apply(&mut batch)?;
             }
-            applied = operations.len();
+            done = operations.len();
             // Who came meanwhile shares this commit instead of waiting for the next.
             if !self.file.queue.board(operations) {
                 break;
             }
         }
-        if self.file.settings.background_sweep {
+        let is_full = operations.last().is_some_and(|last| last.is_bulk());
+        if self.file.settings.background_sweep && !is_full {
             self.sweep(&mut batch)?;
         }
         let (changed, effects) = batch.finish();
         if changed {
-            *outcome = Outcome::Unknown;
+            *applied = Applied::Unknown;
             txn.commit()?;
         } else {
             txn.abort()?;
@@ -207,17 +227,14 @@ impl Writer {
             if self.file.queue.pause(pause) {
                 return;
             }
-            match self.file.source.reopen(&self.file.settings) {
-                Ok(database) => {
-                    self.file.put_database(database);
-                    break;
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "the vault's storage is still failing");
-                    self.file.queue.fail(Cause::new(error));
-                    pause = LONGEST_PAUSE.min(pause * 2);
-                }
-            }
+            let cause = match catch_unwind(AssertUnwindSafe(|| self.file.reopen())) {
+                Ok(Ok(())) => break,
+                Ok(Err(error)) => Cause::new(error),
+                Err(panic) => panic_cause(&*panic),
+            };
+            tracing::warn!(%cause, "the vault's storage is still failing");
+            self.file.queue.fail(cause);
+            pause = LONGEST_PAUSE.min(pause * 2);
         }
         self.forget_what_is_due();
         self.file.queue.recovered();

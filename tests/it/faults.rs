@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::thread;
 
-use ratevault::{Error, HitLog, Limiter, Outcome, Quota, SlidingWindow, Vault};
+use ratevault::{Applied, Error, HitLog, Limiter, Quota, SlidingWindow, Storage, Vault};
 
 use crate::support::eventually;
 use crate::support::faulty::Faulty;
@@ -19,9 +19,9 @@ fn limiter(storage: &Arc<Faulty>) -> Limiter<SlidingWindow> {
     )
 }
 
-fn outcome(error: Error) -> Outcome {
+fn outcome(error: Error) -> Applied {
     match error {
-        Error::Unavailable { outcome, .. } => outcome,
+        Error::Unavailable { applied, .. } => applied,
         error => panic!("{error:?}"),
     }
 }
@@ -52,22 +52,19 @@ fn a_failed_commit_fails_its_whole_batch_and_service_resumes() {
         .unwrap();
     assert_eq!(
         outcome(runtime.block_on(held).unwrap_err()),
-        Outcome::Unknown
+        Applied::Unknown
     );
     for pending in batch {
-        assert_eq!(
-            outcome(runtime.block_on(pending).unwrap_err()),
-            Outcome::NotApplied
-        );
+        assert_eq!(outcome(runtime.block_on(pending).unwrap_err()), Applied::No);
     }
     // Fast, whatever is asked.
     assert_eq!(
         outcome(limiter.check("login", "ada").unwrap_err()),
-        Outcome::NotApplied
+        Applied::No
     );
     assert_eq!(
         outcome(limiter.peek("login", "ada").unwrap_err()),
-        Outcome::NotApplied
+        Applied::No
     );
 
     storage.fail(false);
@@ -96,7 +93,7 @@ fn every_caller_of_a_batch_in_commit_hears_that_the_outcome_is_unknown() {
     for pending in batch {
         assert_eq!(
             outcome(runtime.block_on(pending).unwrap_err()),
-            Outcome::Unknown
+            Applied::Unknown
         );
     }
     storage.fail(false);
@@ -117,7 +114,7 @@ fn a_fault_that_only_a_reader_meets_is_mended_too() {
     storage.fail(true);
     assert_eq!(
         outcome(limiter.peek("login", "ada").unwrap_err()),
-        Outcome::NotApplied
+        Applied::No
     );
     storage.fail(false);
     eventually("reads resume", || limiter.peek("login", "ada").is_ok());
@@ -134,7 +131,7 @@ fn every_answered_hit_survives_a_fault_at_any_sync() {
         let unknown = loop {
             match limiter.check("login", "ada") {
                 Ok(_) => answered += 1,
-                Err(error) => break u32::from(outcome(error) == Outcome::Unknown),
+                Err(error) => break u32::from(outcome(error) == Applied::Unknown),
             }
         };
         // A power cut now, and a disk that gets well.
@@ -163,7 +160,7 @@ fn closing_while_the_storage_fails_says_so_and_does_not_hang() {
     limiter.check("login", "ada").unwrap_err();
     assert_eq!(
         outcome(limiter.vault().close().unwrap_err()),
-        Outcome::Unknown
+        Applied::Unknown
     );
     assert!(matches!(
         limiter.check("login", "ada"),
@@ -199,4 +196,60 @@ fn callers_are_not_blocked_while_the_storage_fails() {
     });
     storage.fail(false);
     eventually("service resumes", || limiter.check("login", "ada").is_ok());
+}
+
+#[test]
+fn a_panic_of_the_storage_is_treated_as_a_fault_and_said_in_one_line() {
+    let storage = Arc::new(Faulty::default());
+    let limiter = limiter(&storage);
+    limiter.check("login", "ada").unwrap();
+    storage.panic(true);
+    let error = limiter.check("login", "ada").unwrap_err().to_string();
+    assert!(!error.contains(char::is_control), "{error:?}");
+    assert!(error.contains(r"injected\nin two lines"), "{error}");
+    // It is being opened again, and panics at that, too.
+    eventually("it was tried", || {
+        let error = limiter.check("login", "ada").unwrap_err();
+        matches!(error, Error::Unavailable { .. }) && error.to_string().contains("a panic")
+    });
+    storage.panic(false);
+    eventually("service resumes", || limiter.check("login", "bob").is_ok());
+    assert!((1..=2).contains(&used(&limiter, "ada")));
+}
+
+#[test]
+fn a_storage_that_somebody_emptied_is_never_counted_into() {
+    let storage = Arc::new(Faulty::default());
+    let limiter = limiter(&storage);
+    limiter.check("login", "ada").unwrap();
+    storage.fail(true);
+    limiter.check("login", "ada").unwrap_err();
+    storage.empty();
+    storage.fail(false);
+    eventually("it says why", || {
+        let error = limiter.check("login", "ada").unwrap_err().to_string();
+        error.contains("emptied")
+    });
+    assert!(storage.is_empty().unwrap(), "nothing was written into it");
+    limiter.vault().close().unwrap_err();
+}
+
+#[test]
+fn an_error_of_the_disk_is_not_taken_for_damage() {
+    let storage = Arc::new(Faulty::default());
+    limiter(&storage).check("login", "ada").unwrap();
+    let image = storage.durable_image();
+    // Every call of the opening fails once.
+    for reads in 0..200 {
+        let storage = Arc::new(Faulty::with_image(image.clone()));
+        storage.fail_after_reads(reads);
+        let opened = Vault::<HitLog>::builder("rate_limits")
+            .storage(storage)
+            .open();
+        match opened {
+            Ok(_) => return assert!(reads > 5, "{reads}"),
+            Err(Error::Open { .. } | Error::Unavailable { .. }) => {}
+            Err(error) => panic!("{reads}: {error}"),
+        }
+    }
 }

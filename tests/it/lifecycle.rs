@@ -1,11 +1,14 @@
 //! Handles, closures and futures that come and go at awkward moments.
 
+use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::{Arc, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use ratevault::{Error, Outcome, Vault};
+use ratevault::{Applied, Error, Vault};
 
 use crate::support::faulty::Faulty;
 use crate::support::{MINUTE, Number, key};
@@ -66,10 +69,7 @@ fn a_vault_used_inside_an_update_is_an_error_not_a_hang() {
         ]
     });
     for result in results.unwrap() {
-        assert!(
-            matches!(result, Err(Error::InsideUpdate { .. })),
-            "{result:?}"
-        );
+        assert!(matches!(result, Err(Error::InsideUpdate)), "{result:?}");
     }
     assert_eq!(increment(&vault, "a").unwrap(), 1);
 }
@@ -233,7 +233,7 @@ fn an_answer_timeout_ends_a_wait_and_not_the_operation() {
         let unknown = matches!(
             result,
             Err(Error::Unavailable {
-                outcome: Outcome::Unknown,
+                applied: Applied::Unknown,
                 ..
             })
         );
@@ -295,4 +295,94 @@ fn handles_and_futures_can_move_between_threads() {
     let vault = in_memory();
     movable(&vault);
     sendable(&vault.update_async(&key("a"), |_| ()));
+}
+
+/// What `act` returns, unless it hangs.
+fn in_time<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, result) = mpsc::channel();
+    thread::spawn(move || done.send(act()));
+    result.recv_timeout(MINUTE).unwrap()
+}
+
+#[test]
+fn opening_inside_an_update_does_not_hang_while_the_file_closes() {
+    let storage = Arc::new(Faulty::default());
+    let open = {
+        let storage = Arc::clone(&storage);
+        move || {
+            Vault::<Number>::builder("numbers")
+                .storage(Arc::clone(&storage))
+                .open()
+        }
+    };
+    let vault = open().unwrap();
+    let (closing, is_closing) = mpsc::channel::<()>();
+    let open_inside = open.clone();
+    let inside = vault.update_async(&key("a"), move |_| {
+        is_closing.recv().unwrap();
+        open_inside().map(drop)
+    });
+    let closed = vault.close_async();
+    closing.send(()).unwrap();
+    let (inside, closed) = in_time(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        (runtime.block_on(inside), runtime.block_on(closed))
+    });
+    assert!(matches!(inside.unwrap(), Err(Error::InsideUpdate)));
+    closed.unwrap();
+    open().unwrap();
+}
+
+#[test]
+fn a_finished_future_is_pending_for_ever() {
+    let vault = in_memory();
+    let mut context = Context::from_waker(Waker::noop());
+    let mut pending = vault.update_async(&key("a"), |_| 7);
+    vault.flush().unwrap();
+    assert!(matches!(
+        Pin::new(&mut pending).poll(&mut context),
+        Poll::Ready(Ok(7))
+    ));
+    assert!(Pin::new(&mut pending).poll(&mut context).is_pending());
+}
+
+/// A waker of somebody who did not think.
+struct Bad;
+
+impl Wake for Bad {
+    fn wake(self: Arc<Self>) {
+        panic!("a waker");
+    }
+}
+
+#[test]
+fn a_waker_that_panics_harms_nobody_else() {
+    let storage = Arc::new(Faulty::default());
+    let builder = || Vault::<Number>::builder("numbers").storage(Arc::clone(&storage));
+    let vault = builder()
+        .answer_timeout(Duration::from_millis(50))
+        .open()
+        .unwrap();
+    let other = builder().open().unwrap();
+    let bad = Waker::from(Arc::new(Bad));
+    let mut context = Context::from_waker(&bad);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    storage.hold(true);
+    let mut theirs = vault.update_async(&key("a"), |slot| slot.put(Number(1), MINUTE));
+    storage.until_a_sync_waits();
+    assert!(Pin::new(&mut theirs).poll(&mut context).is_pending());
+    // Their timeout rings, and ours after it.
+    drop(vault.update(&key("a"), |_| ()));
+    let late = runtime.block_on(vault.update_async(&key("a"), |_| ()));
+    assert!(matches!(late, Err(Error::Unavailable { .. })), "{late:?}");
+
+    let mut closing = other.close_async();
+    assert!(Pin::new(&mut closing).poll(&mut context).is_pending());
+    let ours = other.close_async();
+    storage.hold(false);
+    in_time(move || runtime.block_on(ours)).unwrap();
 }

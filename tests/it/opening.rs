@@ -330,7 +330,7 @@ fn concurrent_opens_of_one_file_never_meet_a_lock_of_our_own() {
 #[test]
 fn concurrent_opens_and_closes_lose_no_answered_hit() {
     let (_directory, path) = place();
-    let (threads, rounds) = (4, 24);
+    let (threads, rounds) = (4, 60);
     let start = Barrier::new(threads);
     let counted: u32 = thread::scope(|scope| {
         let work = || {
@@ -711,49 +711,62 @@ fn a_vault_that_a_crash_left_opens_with_every_answered_hit() {
 }
 
 #[test]
-fn what_a_crash_of_somebody_else_left_is_never_made_a_vault() {
+fn what_a_crash_of_somebody_else_left_is_refused_unchanged() {
     let (directory, path) = place();
     let left = directory.path().join("left.redb");
     let database = foreign_database(&path);
     fs::copy(&path, &left).unwrap();
     drop(database);
-    match hits(&left).lock_timeout(Duration::ZERO).open() {
-        Err(Error::NotAVault { .. }) => {}
-        other => panic!("{other:?}"),
-    }
-    let database = redb::Database::open(&left).unwrap();
-    let txn = redb::ReadableDatabase::begin_read(&database).unwrap();
-    let tables: Vec<_> = txn.list_tables().unwrap().collect();
-    assert_eq!(tables.len(), 1);
-    let foreign = txn.open_table(FOREIGN).unwrap();
-    assert_eq!(foreign.get("one").unwrap().unwrap().value(), 1);
+    let error = refused(hits(&left), &left);
+    assert!(matches!(error, Error::NotAVault { .. }), "{error:?}");
 }
 
 #[test]
-fn what_a_crash_of_a_newer_version_left_is_refused() {
+fn what_a_crash_of_a_newer_version_left_is_refused_unchanged() {
     let (directory, path) = place();
     let left = directory.path().join("left.redb");
     let database = newer_database(&path);
     fs::copy(&path, &left).unwrap();
     drop(database);
-    match hits(&left).lock_timeout(Duration::ZERO).open() {
-        Err(Error::NewerFormat { .. }) => {}
-        other => panic!("{other:?}"),
-    }
+    let error = refused(hits(&left), &left);
+    assert!(matches!(error, Error::NewerFormat { .. }), "{error:?}");
 }
 
 #[test]
-fn a_table_of_another_kind_that_a_crash_left_is_refused() {
+fn a_table_of_another_kind_that_a_crash_left_is_refused_unchanged() {
     let (directory, path) = place();
     let left = directory.path().join("left.redb");
-    let running = limiter(hits(&path));
-    assert_eq!(hit(&running), 1);
+    let running = counts(&path).open().unwrap();
     fs::copy(&path, &left).unwrap();
-    match counts(&left).lock_timeout(Duration::ZERO).open() {
-        Err(Error::WrongKind { .. }) => {}
-        other => panic!("{other:?}"),
+    drop(running);
+    let error = refused(hits(&left), &left);
+    assert!(matches!(error, Error::WrongKind { .. }), "{error:?}");
+}
+
+#[test]
+fn a_truncated_vault_that_a_crash_left_is_whole_or_refused_unchanged() {
+    let (directory, path) = place();
+    let left = directory.path().join("left.redb");
+    let running = notes(&path).open().unwrap();
+    for (key, value) in (0..NOTES).map(note) {
+        running.put(&key, value, DAY).unwrap();
     }
-    assert_eq!(count_hits(&left), 1);
+    let whole = fs::read(&path).unwrap();
+    drop(running);
+    let mut faults = Vec::new();
+    for length in (512..=whole.len()).step_by(512) {
+        fs::write(&left, &whole[..length]).unwrap();
+        let opened = open_notes(&left);
+        match opened {
+            Opened::Right => {}
+            Opened::Refused("not a vault" | "corrupt")
+                if fs::read(&left).unwrap() == whole[..length] => {}
+            _ => faults.push((length, opened)),
+        }
+    }
+    assert!(faults.is_empty(), "of {} bytes: {faults:?}", whole.len());
+    fs::write(&left, &whole).unwrap();
+    assert_eq!(open_notes(&left), Opened::Right);
 }
 
 // Modes.

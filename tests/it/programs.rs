@@ -677,6 +677,9 @@ fn a_vault_in_use_is_refused_and_its_user_unharmed() {
 
 // Pipes
 
+/// Long enough for any machine; only a test that fails waits for it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// The writing end of a pipe that nobody reads.
 fn closed_pipe() -> io::PipeWriter {
     io::pipe().unwrap().1
@@ -735,7 +738,8 @@ fn a_program_without_standard_streams_does_no_harm() {
     for code in [0, 0, 0, 0, 0, 1] {
         assert_eq!(run(&["login", "ada"]), Some(code));
     }
-    assert_eq!(run(&["login", "ada", "--table", ""]), Some(3));
+    assert_eq!(run(&["login", "ada", "--table", ""]), Some(2));
+    assert_eq!(run(&["login", "ada", "--db", "missing/x"]), Some(3));
     desk.attempt(&["login", "ada"]).printed(1);
 }
 
@@ -745,10 +749,11 @@ fn replay_ends_quietly_when_nobody_reads_its_output() {
     let input = "{\"at\":0}\n".repeat(2_000);
     let mut command = desk.command("replay", &["--quota", "5/s"]);
     command.stdout(closed_pipe());
-    let ended = feed(command, input.as_bytes());
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(ended.err.starts_with("checks "), "{ended:?}");
-    assert_eq!(ended.err.lines().count(), 1, "{ended:?}");
+    let (_, summary) = went_well(feed(command, input.as_bytes()));
+    // It gave up early.
+    let (checks, _) = summary.split_once(", ").unwrap();
+    assert!(number_in(checks, "checks ", "") < 2_000, "{summary}");
+    assert_eq!(summary.lines().count(), 1, "{summary}");
 }
 
 #[test]
@@ -759,12 +764,18 @@ fn replay_ends_quietly_when_its_reader_has_read_enough() {
     let mut stdin = child.stdin.take().unwrap();
     let mut stdout = child.stdout.take().unwrap();
     stdin.write_all(b"{\"at\":0}\n").unwrap();
-    let mut first = [0; 8];
-    stdout.read_exact(&mut first).unwrap();
+    let (sender, first) = mpsc::channel();
+    thread::spawn(move || {
+        let mut start = [0; 8];
+        sender.send(stdout.read_exact(&mut start).map(|()| start))
+    });
+    // Having read this much, the reader is gone.
+    let first = first.recv_timeout(PATIENCE).unwrap().unwrap();
     assert_eq!(&first, b"{\"at\":0,");
-    drop(stdout);
     // It notices when it writes, and then reads no more.
-    while stdin.write_all(b"{\"at\":1}\n").is_ok() {}
+    let stopped = (0..20_000).any(|_| stdin.write_all(b"{\"at\":1}\n").is_err());
+    drop(stdin);
+    assert!(stopped);
     let ended = Ended::from(child.wait_with_output().unwrap());
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.err.starts_with("checks "), "{ended:?}");
@@ -1044,10 +1055,10 @@ impl Talk {
         self.input.write_all(text.as_bytes()).unwrap();
     }
 
-    /// The next line of its output. Only a test that fails waits for long.
+    /// The next line of its output.
     #[track_caller]
     fn answer(&self) -> String {
-        let answer = self.answers.recv_timeout(Duration::from_secs(60));
+        let answer = self.answers.recv_timeout(PATIENCE);
         answer.unwrap_or_else(|error| panic!("no answer: {error}"))
     }
 

@@ -1,13 +1,15 @@
 //! Damaged rows, values that cannot be stored, and what a scan sees.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use ratevault::{Client, Error, Key, Limiter, Quota, Row, SlidingWindow, Vault};
 use serde::{Deserialize, Serialize};
 
 use crate::support::file::{Contents, damage_row};
-use crate::support::{DAY, MINUTE, Number, SECOND, key, manual_clock};
+use crate::support::{DAY, MINUTE, Number, SECOND, eventually, key, manual_clock};
 
 /// A vault in which the row of "b" is damaged, and "a" and "c" are whole.
 fn damaged(path: &Path) -> Vault<Number> {
@@ -31,8 +33,12 @@ fn damaged(path: &Path) -> Vault<Number> {
 
 fn corrupt<T: std::fmt::Debug>(result: Result<T, Error>) {
     match result {
-        Err(Error::CorruptRow { table, key }) => {
-            assert_eq!((&*table, &*key), ("numbers", "test/b"));
+        Err(Error::CorruptRow {
+            table,
+            endpoint,
+            client,
+        }) => {
+            assert_eq!((&*table, &*endpoint, &*client), ("numbers", "test", "b"));
         }
         other => panic!("{other:?}"),
     }
@@ -245,4 +251,56 @@ fn the_longest_ttl_does_not_overflow() {
     assert_eq!(vault.scan().count(), 1);
     assert!(vault.remove(&key("a")).unwrap());
     assert!(vault.is_empty().unwrap());
+}
+
+#[test]
+fn a_busy_endpoint_can_be_reset() {
+    let vault = Vault::builder("rate_limits").in_memory().open().unwrap();
+    let window = SlidingWindow::new(Quota::per_hour(5).unwrap()).unwrap();
+    let limiter = Limiter::new(vault, window);
+    let done = AtomicBool::new(false);
+    let allowed = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for client in 0..8 {
+            let (limiter, done, allowed) = (&limiter, &done, &allowed);
+            scope.spawn(move || {
+                while !done.load(Ordering::Relaxed) {
+                    let decision = limiter.check("login", &client.to_string()).unwrap();
+                    allowed.fetch_add(u64::from(decision.is_allowed()), Ordering::Relaxed);
+                }
+            });
+        }
+        eventually("all have used up theirs", || {
+            allowed.load(Ordering::Relaxed) == 40
+        });
+        assert_eq!(limiter.reset_endpoint("login").unwrap(), 8);
+        eventually("once more", || allowed.load(Ordering::Relaxed) == 80);
+        done.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(allowed.into_inner(), 80);
+}
+
+#[test]
+fn what_is_answered_as_stored_can_be_read_back() {
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Numbers(Vec<u64>);
+
+    impl Row for Numbers {
+        const KIND: &'static str = "numbers/1";
+    }
+
+    let vault: Vault<Numbers> = Vault::builder("numbers").in_memory().open().unwrap();
+    // Short when encoded, long when decoded.
+    for count in [1_000, 100_000, 131_000, 132_000, 200_000] {
+        let numbers = || Numbers(vec![1; count]);
+        match vault.put(&key("a"), numbers(), MINUTE) {
+            Ok(()) => assert_eq!(vault.get(&key("a")).unwrap(), Some(numbers())),
+            Err(Error::Encode { .. }) => assert!(count > 131_000, "{count}"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert_eq!(
+        vault.get(&key("a")).unwrap(),
+        Some(Numbers(vec![1; 131_000]))
+    );
 }

@@ -1,7 +1,7 @@
 //! A storage that fails, blocks and is slow on demand, and that knows what a power cut would leave.
 
 use std::io;
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ratevault::Storage;
@@ -19,8 +19,11 @@ struct State {
     live: Vec<u8>,
     durable: Vec<u8>,
     failing: bool,
+    panicking: bool,
     /// How many more syncs succeed before `failing` begins.
     syncs_left: Option<u64>,
+    /// How many more reads succeed before `failing` begins.
+    reads_left: Option<u64>,
     held: bool,
     /// How many syncs wait to be let go.
     waiting: u64,
@@ -47,7 +50,7 @@ impl Faulty {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap()
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// From now on every call fails, or works again.
@@ -57,9 +60,24 @@ impl Faulty {
         state.syncs_left = None;
     }
 
+    /// From now on every call panics, or works again.
+    pub fn panic(&self, panicking: bool) {
+        self.lock().panicking = panicking;
+    }
+
+    /// Somebody empties it.
+    pub fn empty(&self) {
+        self.lock().live.clear();
+    }
+
     /// After `count` more syncs every call fails.
     pub fn fail_after_syncs(&self, count: u64) {
         self.lock().syncs_left = Some(count);
+    }
+
+    /// After `count` more reads every call fails.
+    pub fn fail_after_reads(&self, count: u64) {
+        self.lock().reads_left = Some(count);
     }
 
     /// From now on syncs wait, or go on.
@@ -89,6 +107,7 @@ impl Faulty {
 
     fn working(&self) -> io::Result<MutexGuard<'_, State>> {
         let state = self.lock();
+        assert!(!state.panicking, "injected\nin two lines");
         if state.failing {
             return Err(io::Error::other("injected"));
         }
@@ -107,7 +126,15 @@ impl Storage for Faulty {
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        let state = self.working()?;
+        let mut state = self.working()?;
+        match &mut state.reads_left {
+            Some(0) => {
+                state.failing = true;
+                return Err(io::Error::other("injected"));
+            }
+            Some(left) => *left -= 1,
+            None => {}
+        }
         let bytes = state.live.get(range(offset, out.len()));
         out.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
         Ok(())
