@@ -5,7 +5,8 @@
 //! waits for the disk, and disks differ: compare figures of one run only.
 #![expect(
     clippy::expect_used,
-    reason = "a benchmark has no caller that could handle an error"
+    clippy::print_stdout,
+    reason = "a benchmark has no caller that could handle an error, and prints its figures"
 )]
 
 use std::cell::LazyCell;
@@ -76,13 +77,50 @@ fn committed_check(criterion: &mut Criterion) {
         let load = Load { callers, keys };
         ours(&mut group, folder.path(), load);
         redb_transaction(&mut group, folder.path(), load);
+        if everything_is_asked_for() {
+            ratio(folder.path(), load);
+        }
     }
     group.finish();
 }
 
+/// Whether no benchmark is filtered out and this is no dry run.
+fn everything_is_asked_for() -> bool {
+    std::env::args()
+        .skip(1)
+        .all(|argument| argument == "--bench")
+}
+
+/// Prints how the two compare when they take turns: the disk is faster in one minute than in the
+/// next, so that figures measured one after the other do not compare.
+fn ratio(folder: &Path, load: Load) {
+    const ROUNDS: usize = 60;
+    let limiter = limiter(&fresh_copy(folder, load.keys, "ours"));
+    let database = database(&fresh_copy(folder, load.keys, "bare"));
+    let (draws, bare_draws) = (Draws::new(load.keys), Draws::new(load.keys));
+    let checks = 40.max(load.callers * 20);
+    let bare_checks = 40.max(load.callers * 5);
+    let round = |_| {
+        let ours = time(load.callers, checks, || check(&limiter, draws.next()));
+        let bare = time(load.callers, bare_checks, || {
+            renew(&database, bare_draws.next())
+        });
+        ours.as_secs_f64() / checks as f64 / (bare.as_secs_f64() / bare_checks as f64)
+    };
+    let mut ratios: Vec<f64> = (0..ROUNDS).map(round).collect();
+    ratios.sort_by(f64::total_cmp);
+    let at = |part: usize| ratios.get(ROUNDS * part / 4).copied().unwrap_or(f64::NAN);
+    println!(
+        "committed_check/ratio/{load}    ours / redb_transaction, in turns: {:.3} (quartiles {:.3} and {:.3})",
+        at(2),
+        at(1),
+        at(3)
+    );
+}
+
 fn ours(group: &mut Group<'_>, folder: &Path, load: Load) {
     // Lazy: a benchmark that the command line filters out makes no file.
-    let limiter = LazyCell::new(|| limiter(&fresh_copy(folder, load.keys)));
+    let limiter = LazyCell::new(|| limiter(&fresh_copy(folder, load.keys, "copy")));
     let draws = Draws::new(load.keys);
     group.bench_function(BenchmarkId::new("ours", load), |bencher| {
         let limiter: &Limiter<_> = &limiter;
@@ -91,7 +129,7 @@ fn ours(group: &mut Group<'_>, folder: &Path, load: Load) {
 }
 
 fn redb_transaction(group: &mut Group<'_>, folder: &Path, load: Load) {
-    let database = LazyCell::new(|| database(&fresh_copy(folder, load.keys)));
+    let database = LazyCell::new(|| database(&fresh_copy(folder, load.keys, "copy")));
     let draws = Draws::new(load.keys);
     group.bench_function(BenchmarkId::new("redb_transaction", load), |bencher| {
         let database: &Database = &database;
@@ -179,12 +217,12 @@ fn ten_per_hour() -> SlidingWindow {
 }
 
 /// A copy of a vault file of `keys` rows, which is made when it is asked for first.
-fn fresh_copy(folder: &Path, keys: u32) -> PathBuf {
+fn fresh_copy(folder: &Path, keys: u32, name: &str) -> PathBuf {
     let original = folder.join(format!("{keys}.redb"));
     if !original.exists() {
         fill_file(&original, keys);
     }
-    let copy = folder.join("copy.redb");
+    let copy = folder.join(format!("{name}.redb"));
     fs::copy(&original, &copy).expect("a copy");
     // Else the first commits would pay for it.
     let synced = File::open(&copy).and_then(|copy| copy.sync_all());

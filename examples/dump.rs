@@ -455,8 +455,9 @@ impl Paper {
             0 => String::new(),
             damaged => format!(", {damaged} corrupt"),
         };
+        let noun = if *rows == 1 { "row" } else { "rows" };
         self.line(&format!(
-            "{rows} rows: {live} live, {expired} expired{damaged}{changed}"
+            "{rows} {noun}: {live} live, {expired} expired{damaged}{changed}"
         ))
     }
 }

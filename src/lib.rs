@@ -58,6 +58,8 @@
 //! writes, unless it was opened with [`VaultBuilder::exclusive`]. The file is created with mode 0600;
 //! keys hold what the caller passes as client, such as addresses and account names.
 //!
+//! [`Snapshot`] looks into a file from outside, while its owner writes.
+//!
 //! # Platforms
 //!
 //! Linux is tested. macOS and Windows are meant to work. Elsewhere there are no byte-range locks:

@@ -17,6 +17,9 @@ use crate::error::{Cause, Error, Result};
 const PAGE_ROWS: usize = 10_000;
 const PAGE_BYTES: usize = 8 << 20;
 
+/// Little, as nothing is read twice.
+const CACHE_BYTES: usize = 4 << 20;
+
 /// A file that is open for reading only.
 pub(crate) struct Reader {
     source: Source,
@@ -50,6 +53,7 @@ impl Reader {
         let source = Source::existing(path)?;
         let settings = FileSettings::new(&Wanted {
             lock_timeout: Some(patience),
+            cache_bytes: Some(CACHE_BYTES),
             ..Wanted::default()
         });
         let mut waiting = Patience::new(patience);

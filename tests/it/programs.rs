@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
@@ -13,116 +13,9 @@ use std::time::{Duration, SystemTime};
 
 use ratevault::{Limiter, Quota, SlidingWindow, Vault};
 use serde_json::Value;
-use tempfile::TempDir;
 
 use crate::opening;
-
-/// The program of an example, which lies beside this binary's folder.
-fn example(name: &str) -> PathBuf {
-    let this = std::env::current_exe().unwrap();
-    let folder = this.parent().and_then(Path::parent).unwrap();
-    let program = folder
-        .join("examples")
-        .join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
-    assert!(
-        program.is_file(),
-        "{} is not there: run `cargo test`, or `cargo build --examples` first",
-        program.display()
-    );
-    program
-}
-
-/// A directory that programs run in.
-struct Desk(TempDir);
-
-/// How a program ended.
-#[derive(Debug, PartialEq, Eq)]
-struct Ended {
-    code: Option<i32>,
-    out: String,
-    err: String,
-}
-
-impl From<Output> for Ended {
-    fn from(output: Output) -> Self {
-        Self {
-            code: output.status.code(),
-            out: String::from_utf8(output.stdout).unwrap(),
-            err: String::from_utf8(output.stderr).unwrap(),
-        }
-    }
-}
-
-impl Ended {
-    /// What was printed by a program that said nothing else and ended with `code`.
-    #[track_caller]
-    fn printed(self, code: i32) -> String {
-        assert_eq!((self.code, &*self.err), (Some(code), ""), "{}", self.out);
-        self.out
-    }
-
-    /// The one line on standard error of a program that failed.
-    #[track_caller]
-    fn failed(self, program: &str) -> String {
-        assert_eq!(self.code, Some(3), "{self:?}");
-        assert_eq!(self.err.lines().count(), 1, "{self:?}");
-        assert!(self.err.starts_with(&format!("{program}: ")), "{self:?}");
-        assert!(self.err.ends_with('\n'), "{self:?}");
-        self.err
-    }
-}
-
-impl Desk {
-    fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn names(&self) -> BTreeSet<String> {
-        fs::read_dir(self.0.path())
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect()
-    }
-
-    fn command(&self, program: &str, arguments: &[&str]) -> Command {
-        let mut command = Command::new(example(program));
-        command
-            .args(arguments)
-            .current_dir(self.0.path())
-            .env_remove("RATEVAULT_DB")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        command
-    }
-
-    fn attempt(&self, arguments: &[&str]) -> Ended {
-        let mut command = self.command("attempt", arguments);
-        command.output().unwrap().into()
-    }
-
-    fn replay(&self, arguments: &[&str], input: impl AsRef<[u8]>) -> Ended {
-        feed(self.command("replay", arguments), input.as_ref())
-    }
-}
-
-/// Runs a program on an input, of which it need not read everything.
-fn feed(mut command: Command, input: &[u8]) -> Ended {
-    let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
-    let mut stdin = child.stdin.take().unwrap();
-    thread::scope(|scope| {
-        scope.spawn(move || {
-            if let Err(error) = stdin.write_all(input) {
-                assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
-            }
-        });
-        child.wait_with_output().unwrap().into()
-    })
-}
+use crate::support::desk::{Desk, Ended, feed};
 
 /// The number between `before` and `after`.
 #[track_caller]

@@ -1,5 +1,6 @@
 //! What the tests share: a plain row type, waiting without sleeping, and a storage that misbehaves.
 
+pub mod desk;
 pub mod faulty;
 pub mod file;
 
