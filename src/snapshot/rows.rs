@@ -67,7 +67,7 @@ impl<'s> Rows<'s> {
     ///
     /// # Errors
     ///
-    /// [`Error::EndpointTooLong`].
+    /// [`Error::EndpointTooLong`](crate::Error::EndpointTooLong).
     pub fn endpoint(mut self, endpoint: &str) -> Result<Self> {
         self.prefix = Key::prefix(endpoint)?;
         Ok(self)

@@ -3,7 +3,7 @@
 //! Handles hold an [`OpenFile`]; the writer thread holds a [`Shared`]. When the last handle goes,
 //! the queue closes, the writer drains it and ends.
 //!
-//! Lock order: slot (registry), then tables, then database, then queue, then ending. None is held
+//! Lock order: registry, slot, then tables, then database, then queue, then ending. None is held
 //! across a commit, or while a caller's closure or waker runs.
 
 use std::collections::BTreeMap;
@@ -42,11 +42,14 @@ pub(super) struct Shared {
     pub(super) queue: Arc<Queue>,
     /// `None` while the writer reopens it, and once it is closed.
     pub(super) database: RwLock<Option<Database>>,
-    tables: Mutex<BTreeMap<String, Arc<Table>>>,
+    /// By name and kind: which kind is right is for the stamp to say.
+    tables: Mutex<Tables>,
     ending: Mutex<Ending>,
     /// Held by the registry for as long as it is occupied.
     slot: Weak<Slot>,
 }
+
+type Tables = BTreeMap<(String, &'static str), Arc<Table>>;
 
 /// How a file ended, and who waits to hear it.
 #[derive(Debug, Default)]
@@ -101,14 +104,6 @@ impl OpenFile {
     ) -> Result<Arc<Table>> {
         let path = &self.shared.path;
         let table = self.shared.find_or_make(name, kind, max_keys);
-        if table.kind != kind {
-            return Err(Error::WrongKind {
-                path: path.to_path_buf(),
-                table: name.to_owned(),
-                found: table.kind.to_owned(),
-                expected: kind,
-            });
-        }
         agree(path, "max_keys", table.max_keys, max_keys)?;
         let stamp = operation::stamp(path.to_path_buf(), Arc::clone(&table));
         self.shared.submit(None, false, stamp)?.wait()?;
@@ -130,19 +125,20 @@ impl Drop for OpenFile {
 }
 
 impl Shared {
-    fn tables(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Table>>> {
+    fn tables(&self) -> MutexGuard<'_, Tables> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The table `name` with the settings it has, or with these if no handle has it open.
     fn find_or_make(&self, name: &str, kind: &'static str, max_keys: Option<u64>) -> Arc<Table> {
         let mut tables = self.tables();
-        match tables.get(name) {
+        let key = (name.to_owned(), kind);
+        match tables.get(&key) {
             Some(table) if Arc::strong_count(table) > 1 => Arc::clone(table),
             _ => {
                 let max_keys = max_keys.unwrap_or(DEFAULT_MAX_KEYS);
                 let table = Arc::new(Table::new(name, kind, max_keys));
-                tables.insert(name.to_owned(), Arc::clone(&table));
+                tables.insert(key, Arc::clone(&table));
                 table
             }
         }

@@ -16,6 +16,7 @@ mod batch;
 mod bound;
 mod builder;
 mod codec;
+mod create;
 mod deadline;
 mod file;
 mod key;

@@ -13,6 +13,7 @@ use redb::{
     ConcurrencyMode, Database, DatabaseError, ReadOnlyDatabase, ReadableDatabase, StorageError,
 };
 
+use super::create::{create, directory_of, sync_directory};
 use super::rehearsal::Rehearsal;
 use super::settings::FileSettings;
 use super::stamp::{Expected, Stamps};
@@ -308,54 +309,9 @@ fn builder(settings: &FileSettings) -> redb::Builder {
     builder
 }
 
-/// Creates a vault file that is whole from the first moment on.
-///
-/// Crash: redb's own initialisation takes several writes, and a file that a crash leaves between
-/// them is no database. So it happens in a temporary file of mode 0600 beside `path`, which then
-/// takes its name, unless another process was faster.
-fn create(path: &Path) -> Result<()> {
-    let directory = directory_of(path);
-    if !directory.is_dir() {
-        return Err(Error::NoDirectory {
-            path: path.to_owned(),
-            directory: directory.to_owned(),
-        });
-    }
-    let fail = |error| open_error(path, error);
-    let file = tempfile::Builder::new()
-        .prefix(".ratevault-")
-        .tempfile_in(directory)
-        .map_err(fail)?;
-    let database = Database::create(file.path()).and_then(Database::close);
-    database.map_err(|error| match error {
-        DatabaseError::Storage(StorageError::Io(error)) => open_error(path, error),
-        error => open_error(path, io::Error::other(error)),
-    })?;
-    match file.persist_noclobber(path) {
-        Ok(_) => Ok(()),
-        Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        Err(error) => Err(open_error(path, error.error)),
-    }
-}
-
-fn directory_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    }
-}
-
 /// The working directory may be another one when the file has to be opened again.
 fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).map_err(|error| open_error(path, error))
-}
-
-/// Makes the file's name survive a power cut; redb syncs the file alone.
-fn sync_directory(directory: &Path) -> io::Result<()> {
-    if cfg!(unix) {
-        File::open(directory)?.sync_all()?;
-    }
-    Ok(())
 }
 
 fn io_error(path: PathBuf, error: io::Error) -> Error {
@@ -376,7 +332,7 @@ fn io_error(path: PathBuf, error: io::Error) -> Error {
     }
 }
 
-fn open_error(path: &Path, source: io::Error) -> Error {
+pub(super) fn open_error(path: &Path, source: io::Error) -> Error {
     Error::Open {
         path: path.to_owned(),
         source,

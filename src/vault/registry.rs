@@ -2,7 +2,7 @@
 //!
 //! A file is known by its identity (device and inode), not by its path. Each has a slot that is
 //! vacant, being opened, or open. Whoever finds a slot being opened or closed waits on that slot;
-//! the registry's own lock covers the look-up alone.
+//! the registry's own lock covers looking up and vacating alone. Lock order: registry, then slot.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
@@ -122,12 +122,15 @@ impl Slot {
         }
     }
 
-    /// Lets the next one in.
+    /// Lets the next one in; a slot that nobody waits for goes.
+    ///
+    /// All of it under the registry's lock: between becoming vacant and going, the slot could be
+    /// filled again, and the next one would then open the file beside it.
     pub(super) fn vacate(&self) {
+        let mut slots = slots();
         *self.lock() = State::Vacant;
         self.changed.notify_all();
-        let mut slots = slots();
-        // The map's and the caller's: nobody waits for it.
+        // The map's and the caller's.
         let unwanted = slots
             .get(&self.identity)
             .is_some_and(|slot| Arc::strong_count(slot) <= 2);
