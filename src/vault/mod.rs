@@ -8,8 +8,14 @@
 //!   └── read transactions ───────────────────────────────────────────────────────> redb
 //! ```
 //!
-//! The file's own description of itself is in `stamp`; the formats are documented in `key`, `row`,
-//! `deadline` and `codec`.
+//! | rooms | what lives there |
+//! |---|---|
+//! | `builder`, `settings`, `registry`, `open`, `create`, `rehearsal` | how a file comes to be open, once per process |
+//! | `file`, `queue`, `writer`, `batch`, `operation`, `slot`, `answer`, `timer` | how a call becomes part of a transaction, and comes back |
+//! | `table`, `deadline`, `sweep`, `bound` | what a transaction does to rows, and which of them go |
+//! | `key`, `row`, `codec`, `stamp` | the format of the file, documented where it is encoded |
+//! | `scan`, `reader` | reading many rows, from inside and from outside |
+//! | `storage` | where the bytes are |
 
 mod answer;
 mod batch;
