@@ -54,6 +54,7 @@ struct Attempt {
 }
 
 fn main() -> ExitCode {
+    cli::quiet_storage();
     let attempt = Attempt::parse();
     let done = match attempt.limit.limit::<Attempt>(&attempt.quotas) {
         Limit::Sliding(window) => attempt.run(window),

@@ -17,11 +17,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, ValueEnum};
 use jiff::Timestamp;
 use line::Line;
 use paper::{Paper, Totals};
-use ratevault::{Client, Clock, Snapshot, SystemClock, TableInfo};
+use ratevault::{Client, Clock, Key, Snapshot, SystemClock, TableInfo};
 
 /// Show the rows of a vault, also while its program runs.
 ///
@@ -70,7 +71,13 @@ enum Order {
 }
 
 fn main() -> ExitCode {
+    cli::quiet_storage();
     let dump = Dump::parse();
+    if let Some(Err(error)) = dump.endpoint.as_deref().map(|e| Key::new(e, "")) {
+        Dump::command()
+            .error(ErrorKind::ValueValidation, error)
+            .exit();
+    }
     match dump.run() {
         Ok(0) => ExitCode::SUCCESS,
         Ok(damaged) => cli::failure(
@@ -107,9 +114,10 @@ impl Dump {
         };
         let mut damaged = 0;
         let mut out = Paper::new(self.json);
-        if !self.json {
-            out.line(&about_file(&path)?)?;
-        }
+        out.file(
+            &Client::from(&*path.to_string_lossy()).to_string(),
+            &about_file(&path)?,
+        )?;
         for table in &chosen {
             damaged += self.table(&snapshot, table, &mut out)?;
             if out.nobody_reads {
@@ -190,13 +198,11 @@ impl Order {
     }
 }
 
-/// `limits.redb: 72 KiB, last written 2026-11-30 19:02:20 UTC`
+/// `72 KiB, last written 2026-11-30 19:02:20 UTC`
 fn about_file(path: &Path) -> io::Result<String> {
     let metadata = fs::metadata(path)?;
     let written = Timestamp::try_from(metadata.modified()?);
     let written = written.map_or("?".into(), |at| at.strftime("%F %T").to_string());
     let size = metadata.len().div_ceil(1_024);
-    let name = path.to_string_lossy();
-    let name = Client::from(&*name);
-    Ok(format!("{name}: {size} KiB, last written {written} UTC"))
+    Ok(format!("{size} KiB, last written {written} UTC"))
 }

@@ -39,6 +39,7 @@ struct Replay {
 }
 
 fn main() -> ExitCode {
+    cli::quiet_storage();
     let replay = Replay::parse();
     let limit = replay.limit.limit::<Replay>(&replay.quotas);
     let done = with_file(replay.limit, |options| match limit {

@@ -68,6 +68,15 @@ pub enum Error {
         path: PathBuf,
     },
 
+    /// The owner of the file has opened it for itself alone.
+    #[error(
+        "the vault file {path:?} is open in exclusive mode, which keeps readers out; look into it when its program has ended, or open it there without `exclusive()`"
+    )]
+    ReadersKeptOut {
+        /// The file.
+        path: PathBuf,
+    },
+
     /// The file has no such table.
     #[error("{path:?} has no table {table:?}; it has {}", list(.tables))]
     NoSuchTable {
@@ -129,14 +138,15 @@ pub enum Error {
 
     /// One row fails its checksum or does not decode. Other rows are unaffected.
     #[error(
-        "row {endpoint}/{client} of table {table:?} is damaged; `remove` or `reset` forgets it, other rows are unaffected"
+        "the row of {client:?} at {endpoint:?} in table {table:?} is damaged; `remove` or `reset` forgets it, other rows are unaffected"
     )]
     CorruptRow {
         /// The table.
         table: String,
-        /// The endpoint of the row's key, control characters escaped.
+        /// The endpoint of the row's key.
         endpoint: String,
-        /// The client of the row's key, escaped too; all of the key if it does not decode.
+        /// The client of the row's key: its text, or as [`Client`](crate::Client) is displayed; all
+        /// of the key if that does not decode.
         client: String,
     },
 

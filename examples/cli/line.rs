@@ -46,10 +46,6 @@ impl Line {
         let endpoint = entry.key.endpoint();
         let client = entry.key.client();
         let readable = (Client::from(&*endpoint).to_string(), client.to_string());
-        let text = match client {
-            Client::Text(text) => std::str::from_utf8(text).ok().map(str::to_owned),
-            _ => None,
-        };
         let (hits, first_ms, last_ms) = match &entry.value {
             State::SlidingLog(log) => {
                 let mut times = log.times();
@@ -66,7 +62,9 @@ impl Line {
         Self {
             table: table.to_owned(),
             kind: kind.to_owned(),
-            client: text.unwrap_or_else(|| readable.1.clone()),
+            client: client
+                .text()
+                .map_or_else(|| readable.1.clone(), str::to_owned),
             endpoint: endpoint.into_owned(),
             hits,
             first_ms,
@@ -80,10 +78,13 @@ impl Line {
     pub(crate) fn damaged(table: &str, endpoint: String, client: String) -> Self {
         Self {
             table: table.to_owned(),
-            endpoint: endpoint.clone(),
-            client: client.clone(),
+            readable: (
+                Client::from(&endpoint).to_string(),
+                Client::from(&client).to_string(),
+            ),
+            endpoint,
+            client,
             error: Some("corrupt"),
-            readable: (endpoint, client),
             ..Self::default()
         }
     }

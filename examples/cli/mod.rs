@@ -4,6 +4,17 @@ use std::fmt;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+/// Keeps panics of the storage engine from standard error: the library turns them into errors.
+pub(crate) fn quiet_storage() {
+    let others = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let file = panic.location().map_or("", |location| location.file());
+        if !file.contains("redb-") {
+            others(panic);
+        }
+    }));
+}
+
 /// Says in one line what went wrong. The program is to end with the code returned, 3.
 pub(crate) fn failure(program: &str, error: impl fmt::Display) -> ExitCode {
     // Nobody is left to hear that standard error is closed.

@@ -32,9 +32,11 @@ pub(crate) struct Paper {
     width: usize,
 }
 
-/// How wide the columns after endpoint and client are, with the spaces before them.
-const NUMBERS_WIDTH: usize = 8 + 21 + 21 + 14;
 const WIDTH_OF_A_PIPE: usize = 120;
+/// From how many columns on instants are shown with their year.
+const WIDE: usize = 100;
+/// How wide the columns of numbers are beside instants: the spaces, the hits, the distance.
+const NUMBERS_WIDTH: usize = 1 + 10 + 2 + 2 + 2 + 10;
 
 impl Paper {
     pub(crate) fn new(json: bool) -> Self {
@@ -58,6 +60,15 @@ impl Paper {
         cli::still_read(self.out.flush()).map(drop)
     }
 
+    /// What is said of the file; of a long name its end is cut, not what is said.
+    pub(crate) fn file(&mut self, name: &str, said: &str) -> io::Result<()> {
+        if self.json {
+            return Ok(());
+        }
+        let name = cut(name, self.width.saturating_sub(said.len() + 2).max(10));
+        self.line(&cut(&format!("{name}: {said}"), self.width))
+    }
+
     pub(crate) fn head(&mut self, table: &TableInfo) -> io::Result<()> {
         if self.json {
             return Ok(());
@@ -68,7 +79,7 @@ impl Paper {
         self.columns(
             "ENDPOINT",
             "CLIENT",
-            ["HITS", "FIRST HIT (UTC)", "LAST HIT (UTC)", "EXPIRES"].map(String::from),
+            ["HITS", "FIRST HIT UTC", "LAST HIT UTC", "EXPIRES"].map(String::from),
         )
     }
 
@@ -87,8 +98,9 @@ impl Paper {
             ],
             None => [
                 line.hits.map_or_else(String::new, |hits| hits.to_string()),
-                line.first_ms.map_or_else(String::new, instant),
-                line.last_ms.map_or_else(String::new, instant),
+                line.first_ms
+                    .map_or_else(String::new, |ms| self.instant(ms)),
+                line.last_ms.map_or_else(String::new, |ms| self.instant(ms)),
                 distance(line.expires_at_ms, now),
             ],
         };
@@ -101,13 +113,28 @@ impl Paper {
         client: &str,
         [hits, first, last, expires]: [String; 4],
     ) -> io::Result<()> {
-        let names = self.width.saturating_sub(NUMBERS_WIDTH + 2).clamp(20, 80);
-        let (endpoint, client) = (
-            padded(endpoint, names / 3),
-            padded(client, names - names / 3),
+        let instants = if self.width < WIDE { 14 } else { 19 };
+        let names = self.width.saturating_sub(NUMBERS_WIDTH + 2 * instants + 2);
+        let names = names.clamp(23, 80);
+        let endpoint = padded(endpoint, 8.max(names / 3));
+        let client = padded(client, names - 8.max(names / 3));
+        let line = format!(
+            "{endpoint}  {client} {hits:>10}  {first:instants$}  {last:instants$}  {expires:10}"
         );
-        let line = format!("{endpoint}  {client} {hits:>7}  {first:19}  {last:19}  {expires:12}");
         self.line(cut(&line, self.width).trim_end())
+    }
+
+    /// `2026-11-30 19:02:20`, without the year where there is little room, or the number if no
+    /// calendar has it.
+    fn instant(&self, ms: u64) -> String {
+        let format = if self.width < WIDE {
+            "%m-%d %T"
+        } else {
+            "%F %T"
+        };
+        let instant = i64::try_from(ms).ok();
+        let instant = instant.and_then(|ms| Timestamp::from_millisecond(ms).ok());
+        instant.map_or_else(|| ms.to_string(), |at| at.strftime(format).to_string())
     }
 
     pub(crate) fn totals(&mut self, totals: &Totals, stated: Option<u64>) -> io::Result<()> {
@@ -132,9 +159,8 @@ impl Paper {
             damaged => format!(", {damaged} corrupt"),
         };
         let noun = if *rows == 1 { "row" } else { "rows" };
-        self.line(&format!(
-            "{rows} {noun}: {live} live, {expired} expired{damaged}{changed}"
-        ))
+        let totals = format!("{rows} {noun}: {live} live, {expired} expired{damaged}{changed}");
+        self.line(&cut(&totals, self.width))
     }
 }
 
@@ -163,14 +189,6 @@ pub(crate) fn padded(text: &str, width: usize) -> String {
     text
 }
 
-/// `2026-11-30 19:02:20`, or the number if no calendar has it.
-pub(crate) fn instant(ms: u64) -> String {
-    let instant = i64::try_from(ms)
-        .ok()
-        .and_then(|ms| Timestamp::from_millisecond(ms).ok());
-    instant.map_or_else(|| ms.to_string(), |at| at.strftime("%F %T").to_string())
-}
-
 /// `in 41 s`, `3 min ago`.
 pub(crate) fn distance(at: u64, now: u64) -> String {
     let seconds = at.abs_diff(now) / 1_000;
@@ -178,7 +196,8 @@ pub(crate) fn distance(at: u64, now: u64) -> String {
         0..120 => (seconds, "s"),
         120..7_200 => (seconds / 60, "min"),
         7_200..172_800 => (seconds / 3_600, "h"),
-        _ => (seconds / 86_400, "d"),
+        172_800..63_072_000 => (seconds / 86_400, "d"),
+        _ => (seconds / 31_536_000, "y"),
     };
     if at > now {
         format!("in {count} {unit}")

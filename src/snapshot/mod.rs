@@ -16,7 +16,8 @@ use crate::vault::{Reader, TableInfo};
 /// A vault's file, open for reading only. It never creates, stamps or writes.
 ///
 /// Reads follow the owner's commits: rows that are asked for later may be newer. The owner must not
-/// have opened the file with [`exclusive`](crate::VaultBuilder::exclusive).
+/// have opened the file with [`exclusive`](crate::VaultBuilder::exclusive). A damaged file may make the
+/// storage engine panic: that becomes an error here, but the process's panic hook is called.
 ///
 /// ```
 /// use ratevault::{Limiter, Quota, SlidingWindow, Snapshot, State, Vault};
@@ -121,7 +122,8 @@ impl SnapshotBuilder {
     /// # Errors
     ///
     /// - [`Error::Open`]: there is no such file, or it cannot be read.
-    /// - [`Error::Locked`]: its owner keeps readers out.
+    /// - [`Error::ReadersKeptOut`]: its owner has opened it exclusively.
+    /// - [`Error::Locked`]: it was to be repaired, and somebody else has it open.
     /// - [`Error::NotClosedCleanly`]: a crash left it, and nobody has it open.
     /// - [`Error::NotAVault`], [`Error::NewerFormat`], [`Error::Corrupt`]: it holds something else,
     ///   or is damaged.

@@ -51,6 +51,13 @@ impl<'t> Batch<'t> {
         Ok(kind.map(|kind| kind.value().to_owned()))
     }
 
+    /// What is done to the open table from now on is told to `table`, its latest incarnation.
+    pub(super) fn adopt(&mut self, table: &Arc<Table>) -> Result<&mut OpenTable<'t>, redb::Error> {
+        let open = self.table(table)?;
+        open.table = Arc::clone(table);
+        Ok(open)
+    }
+
     /// Stamps the file with its format and a table with its kind.
     pub(super) fn stamp(&mut self, table: &Table) -> Result<(), redb::Error> {
         let mut meta = self.txn.open_table(META)?;

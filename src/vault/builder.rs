@@ -177,9 +177,9 @@ impl<V: Row> VaultBuilder<V> {
             match file.table(&self.table, V::KIND, self.max_keys) {
                 // Another handle closed the file just now: it can be opened again.
                 Err(Error::Closed { .. }) => {}
-                table => {
+                handle => {
                     return Ok(Vault {
-                        table: table?,
+                        handle: handle?,
                         file,
                         answer_timeout: self.answer_timeout,
                         value: PhantomData,

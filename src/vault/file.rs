@@ -49,7 +49,8 @@ pub(super) struct Shared {
     slot: Weak<Slot>,
 }
 
-type Tables = BTreeMap<(String, &'static str), Arc<Table>>;
+/// A table, and whether a handle has it open: settings go with the last one.
+type Tables = BTreeMap<(String, &'static str), (Arc<Table>, Weak<()>)>;
 
 /// How a file ended, and who waits to hear it.
 #[derive(Debug, Default)]
@@ -101,14 +102,22 @@ impl OpenFile {
         name: &str,
         kind: &'static str,
         max_keys: Option<u64>,
-    ) -> Result<Arc<Table>> {
+    ) -> Result<TableHandle> {
         let path = &self.shared.path;
-        let table = self.shared.find_or_make(name, kind, max_keys);
-        agree(path, "max_keys", table.max_keys, max_keys)?;
-        let stamp = operation::stamp(path.to_path_buf(), Arc::clone(&table));
+        let handle = self.shared.find_or_make(name, kind, max_keys);
+        agree(path, "max_keys", handle.table.max_keys, max_keys)?;
+        let stamp = operation::stamp(path.to_path_buf(), Arc::clone(&handle.table));
         self.shared.submit(None, false, stamp)?.wait()?;
-        Ok(table)
+        Ok(handle)
     }
+}
+
+/// A table as a vault's handle has it.
+#[derive(Clone, Debug)]
+pub(super) struct TableHandle {
+    pub(super) table: Arc<Table>,
+    /// Held by handles alone, where the table is also held by what is under way.
+    _in_use: Arc<()>,
 }
 
 /// The bound of a table that no builder gave one.
@@ -130,25 +139,33 @@ impl Shared {
     }
 
     /// The table `name` with the settings it has, or with these if no handle has it open.
-    fn find_or_make(&self, name: &str, kind: &'static str, max_keys: Option<u64>) -> Arc<Table> {
+    fn find_or_make(&self, name: &str, kind: &'static str, max_keys: Option<u64>) -> TableHandle {
         let mut tables = self.tables();
         let key = (name.to_owned(), kind);
-        match tables.get(&key) {
-            Some(table) if Arc::strong_count(table) > 1 => Arc::clone(table),
-            _ => {
-                let max_keys = max_keys.unwrap_or(DEFAULT_MAX_KEYS);
-                let table = Arc::new(Table::new(name, kind, max_keys));
-                tables.insert(key, Arc::clone(&table));
-                table
+        let known = tables.get(&key).and_then(|(table, in_use)| {
+            let (table, in_use) = (Arc::clone(table), in_use.upgrade()?);
+            Some(TableHandle {
+                table,
+                _in_use: in_use,
+            })
+        });
+        known.unwrap_or_else(|| {
+            let max_keys = max_keys.unwrap_or(DEFAULT_MAX_KEYS);
+            let table = Arc::new(Table::new(name, kind, max_keys));
+            let in_use = Arc::new(());
+            tables.insert(key, (Arc::clone(&table), Arc::downgrade(&in_use)));
+            TableHandle {
+                table,
+                _in_use: in_use,
             }
-        }
+        })
     }
 
     /// Every table that a handle has opened and that is known to be of its kind.
     pub(super) fn ready_tables(&self) -> Vec<Arc<Table>> {
         let tables = self.tables();
-        let ready = tables.values().filter(|table| table.is_ready());
-        ready.cloned().collect()
+        let ready = tables.values().filter(|(table, _)| table.is_ready());
+        ready.map(|(table, _)| Arc::clone(table)).collect()
     }
 
     /// Queues an operation. It counts from here on, whether or not anybody waits for the answer.

@@ -110,6 +110,17 @@ impl From<Ipv6Addr> for Client<'_> {
     }
 }
 
+impl<'a> Client<'a> {
+    /// The text, if it is one.
+    #[must_use]
+    pub fn text(&self) -> Option<&'a str> {
+        match self {
+            Self::Text(text) => std::str::from_utf8(text).ok(),
+            Self::Address(_) | Self::Digest(_) => None,
+        }
+    }
+}
+
 /// Text with control characters and bytes that are no text escaped; a digest as `sha256:..`.
 impl fmt::Display for Client<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -233,8 +244,10 @@ pub(crate) fn corrupt_row(table: &str, key: &[u8]) -> Error {
     let (endpoint, client) = parts(key).unwrap_or((&[], Client::Text(key)));
     Error::CorruptRow {
         table: table.to_owned(),
-        endpoint: Client::Text(endpoint).to_string(),
-        client: client.to_string(),
+        endpoint: String::from_utf8_lossy(endpoint).into_owned(),
+        client: client
+            .text()
+            .map_or_else(|| client.to_string(), str::to_owned),
     }
 }
 

@@ -61,13 +61,14 @@ pub use storage::{MemoryStorage, Storage};
 
 pub(crate) use codec::decode as decode_value;
 pub(crate) use key::corrupt_row;
-pub(crate) use reader::{Page, Reader};
+pub(crate) use reader::Reader;
+pub(crate) use scan::Page;
 pub(crate) use table::Stored;
 
 use crate::clock::Timestamp;
 use crate::error::Result;
 use answer::Answer;
-use file::OpenFile;
+use file::{OpenFile, TableHandle};
 use slot::IfDamaged;
 use table::{Table, rows_name};
 
@@ -89,7 +90,7 @@ use table::{Table, rows_name};
 #[derive(Debug)]
 pub struct Vault<V> {
     file: Arc<OpenFile>,
-    table: Arc<Table>,
+    handle: TableHandle,
     answer_timeout: Option<Duration>,
     value: PhantomData<fn() -> V>,
 }
@@ -98,7 +99,7 @@ impl<V> Clone for Vault<V> {
     fn clone(&self) -> Self {
         Self {
             file: Arc::clone(&self.file),
-            table: Arc::clone(&self.table),
+            handle: self.handle.clone(),
             answer_timeout: self.answer_timeout,
             value: PhantomData,
         }
@@ -147,7 +148,7 @@ impl<V: Row> Vault<V> {
 
     /// As [`get`](Self::get), with the instant at which it was looked.
     pub(crate) fn look(&self, key: &Key) -> Result<(Option<V>, Timestamp)> {
-        let table = &self.table.name;
+        let table = &self.table().name;
         let read = |txn: &ReadTransaction| {
             let rows = txn.open_table(table::rows(&rows_name(table)))?;
             let row = rows.get(key.as_bytes())?;
@@ -156,7 +157,7 @@ impl<V: Row> Vault<V> {
         };
         let stored = self.file.shared().read(read)?;
         let now = self.file.shared().settings.clock.now();
-        let mut slot = Slot::fill(&self.table, key, &stored, now, IfDamaged::Refuse)?;
+        let mut slot = Slot::fill(self.table(), key, &stored, now, IfDamaged::Refuse)?;
         Ok((slot.take(), now))
     }
 
@@ -197,7 +198,7 @@ impl<V: Row> Vault<V> {
         let prefix = Key::prefix(endpoint)?;
         let (mut removed, mut after) = (0, None);
         loop {
-            let table = Arc::clone(&self.table);
+            let table = Arc::clone(self.table());
             let step = operation::remove_prefix(table, prefix.clone(), after);
             let shared = self.file.shared();
             let (count, last) = shared.submit(self.answer_timeout, true, step)?.wait()?;
@@ -278,13 +279,17 @@ impl<V: Row> Vault<V> {
         self.submit(key, IfDamaged::Refuse, f).into()
     }
 
+    const fn table(&self) -> &Arc<Table> {
+        &self.handle.table
+    }
+
     fn submit<R, F>(&self, key: &Key, if_damaged: IfDamaged, f: F) -> Result<Answer<R>>
     where
         F: FnOnce(&mut Slot<V>) -> R + Send + 'static,
         R: Send + 'static,
     {
         let alone = move |[slot]: &mut [Slot<V>; 1]| f(slot);
-        let table = Arc::clone(&self.table);
+        let table = Arc::clone(self.table());
         let step = operation::update(table, [key.clone()], if_damaged, alone);
         self.file.shared().submit(self.answer_timeout, false, step)
     }
@@ -294,7 +299,7 @@ impl<V: Row> Vault<V> {
     /// Rows are read in pages of 1,000, each from the latest commit; a row that changes meanwhile
     /// may be seen before or after its change. A damaged row is an error and the scan goes on.
     pub fn scan(&self) -> Scan<V> {
-        Scan::new(Arc::clone(&self.file), Arc::clone(&self.table))
+        Scan::new(Arc::clone(&self.file), Arc::clone(self.table()))
     }
 
     /// How many rows the table has on disk, those included that have expired and wait for the
@@ -305,7 +310,7 @@ impl<V: Row> Vault<V> {
     ///
     /// [`Error::Unavailable`](crate::Error::Unavailable), [`Error::Closed`](crate::Error::Closed).
     pub fn len(&self) -> Result<u64> {
-        let table = &self.table.name;
+        let table = &self.table().name;
         self.file.shared().read(|txn| {
             let rows = txn.open_table(table::rows(&rows_name(table)))?;
             Ok(rows.len()?)
@@ -329,9 +334,9 @@ impl<V: Row> Vault<V> {
     pub fn stats(&self) -> Result<Stats> {
         Ok(Stats {
             rows: self.len()?,
-            max_keys: self.table.max_keys,
-            evicted: self.table.evicted.load(Ordering::Relaxed),
-            swept: self.table.swept.load(Ordering::Relaxed),
+            max_keys: self.table().max_keys,
+            evicted: self.table().evicted.load(Ordering::Relaxed),
+            swept: self.table().swept.load(Ordering::Relaxed),
         })
     }
 
@@ -345,7 +350,7 @@ impl<V: Row> Vault<V> {
     pub fn sweep(&self) -> Result<u64> {
         let mut removed = 0;
         loop {
-            let step = operation::sweep(Arc::clone(&self.table));
+            let step = operation::sweep(Arc::clone(self.table()));
             let answer = self.file.shared().submit(self.answer_timeout, true, step)?;
             let (count, more) = answer.wait()?;
             removed += count;

@@ -177,10 +177,12 @@ impl Source {
         Ok(view)
     }
 
-    /// Blocks until a file that was not closed cleanly is recovered and closed.
+    /// Recovers and closes a file that was not closed cleanly, unless somebody has it open.
     pub(super) fn repair(&self, settings: &FileSettings) -> Result<()> {
-        let database = self.open(settings, &[])?;
-        database.close().map_err(|error| self.corrupt(error))
+        match self.try_open(settings, &[])? {
+            Some(database) => database.close().map_err(|error| self.corrupt(error)),
+            None => Ok(()),
+        }
     }
 
     fn is_empty(&self) -> Result<bool> {
@@ -314,7 +316,7 @@ fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).map_err(|error| open_error(path, error))
 }
 
-fn io_error(path: PathBuf, error: io::Error) -> Error {
+pub(super) fn io_error(path: PathBuf, error: io::Error) -> Error {
     match error.kind() {
         _ if error.get_ref().is_some_and(|inner| inner.is::<NoLocks>()) => {
             Error::CannotLock { path }

@@ -142,7 +142,7 @@ pub(super) fn stamp(
             Some(_) => {}
             None => batch.stamp(&table)?,
         }
-        batch.table(&table)?.effects.ready = true;
+        batch.adopt(&table)?.effects.ready = true;
         Ok(Ok(Ok(())))
     }
 }

@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use redb::{ReadOnlyDatabase, ReadTransaction, ReadableDatabase, ReadableTableMetadata};
 
-use super::open::{Patience, Source, View};
+use super::open::{Patience, Source, View, io_error};
+use super::scan::Page;
 use super::settings::{FileSettings, Wanted};
 use super::stamp::Stamps;
-use super::table::{self, Stored, rows_name};
+use super::table::{self, rows_name};
 use crate::error::{Cause, Error, Result};
 
-/// How much one transaction reads: this many rows, or this many bytes of them.
+/// How many rows one transaction reads.
 const PAGE_ROWS: usize = 10_000;
-const PAGE_BYTES: usize = 8 << 20;
 
 /// Little, as nothing is read twice.
 const CACHE_BYTES: usize = 4 << 20;
@@ -38,15 +38,6 @@ pub struct TableInfo {
     pub rows: u64,
 }
 
-/// Rows that one transaction found, in the order of their keys.
-pub(crate) struct Page {
-    pub(crate) rows: Vec<(Vec<u8>, Stored)>,
-    /// How many rows the table states to hold.
-    pub(crate) stated: u64,
-    /// Whether nothing comes after them.
-    pub(crate) is_last: bool,
-}
-
 impl Reader {
     /// Opens what is there, and waits up to `patience` for one who keeps readers out.
     pub(crate) fn open(path: &Path, patience: Duration, repair: bool) -> Result<Self> {
@@ -57,27 +48,30 @@ impl Reader {
             ..Wanted::default()
         });
         let mut waiting = Patience::new(patience);
-        let mut repaired = false;
         loop {
-            let out_of_patience = waiting.is_over();
             match source.view(&settings)? {
                 View::Open(database) => return Ok(Self { source, database }),
-                View::Busy if out_of_patience => {
-                    return Err(Error::Locked {
+                View::Busy if waiting.is_over() => {
+                    return Err(Error::ReadersKeptOut {
                         path: source.path(),
-                        waited: patience,
                     });
                 }
-                View::Unclean if repair && !repaired => {
-                    source.repair(&settings)?;
-                    repaired = true;
-                }
-                View::Unclean if out_of_patience => {
+                View::Unclean if waiting.is_over() && !repair => {
                     return Err(Error::NotClosedCleanly {
                         path: source.path(),
                     });
                 }
-                // Its owner may be just opening it.
+                View::Unclean if waiting.is_over() => {
+                    source.repair(&settings)?;
+                    return match source.view(&settings)? {
+                        View::Open(database) => Ok(Self { source, database }),
+                        View::Busy | View::Unclean => Err(Error::Locked {
+                            path: source.path(),
+                            waited: patience,
+                        }),
+                    };
+                }
+                // Its owner may be just opening it, so it is not for us to repair.
                 View::Busy | View::Unclean => waiting.pause(),
             }
         }
@@ -90,16 +84,13 @@ impl Reader {
     pub(crate) fn tables(&self) -> Result<Vec<TableInfo>> {
         self.read(|txn| {
             let stamps = Stamps::read(txn)?;
+            stamps.check_tables(txn)?;
             let table = |(name, kind): (&str, &str)| {
-                let rows = match txn.open_table(table::rows(&rows_name(name))) {
-                    Ok(rows) => rows.len()?,
-                    // Stamped and created in one transaction: only damage parts the two.
-                    Err(error) => return Err(error.into()),
-                };
+                let rows = txn.open_table(table::rows(&rows_name(name)))?;
                 Ok(TableInfo {
                     name: name.to_owned(),
                     kind: kind.to_owned(),
-                    rows,
+                    rows: rows.len()?,
                 })
             };
             stamps.tables().map(table).collect()
@@ -108,33 +99,7 @@ impl Reader {
 
     /// The next rows of a table whose keys start with `prefix`.
     pub(crate) fn page(&self, name: &str, prefix: &[u8], from: &Bound<Vec<u8>>) -> Result<Page> {
-        self.read(|txn| {
-            let rows = txn.open_table(table::rows(&rows_name(name)))?;
-            let from = match from {
-                Bound::Unbounded => Bound::Included(prefix),
-                bound => bound.as_ref().map(Vec::as_slice),
-            };
-            let mut page = Page {
-                rows: Vec::new(),
-                stated: rows.len()?,
-                is_last: true,
-            };
-            let mut bytes = 0;
-            for found in rows.range::<&[u8]>((from, Bound::Unbounded))? {
-                let (key, row) = found?;
-                if !key.value().starts_with(prefix) {
-                    break;
-                }
-                if page.rows.len() >= PAGE_ROWS || bytes >= PAGE_BYTES {
-                    page.is_last = false;
-                    break;
-                }
-                bytes += key.value().len() + row.value().len();
-                let stored = Stored::read(key.value(), Some(row.value()));
-                page.rows.push((key.value().to_vec(), stored));
-            }
-            Ok(page)
-        })
+        self.read(|txn| Page::read(txn, name, prefix, from, PAGE_ROWS))
     }
 
     /// Runs `read` in one transaction. redb does not verify a file that it opens read-only, so it
@@ -143,6 +108,7 @@ impl Reader {
         let run = || read(&self.database.begin_read().map_err(redb::Error::from)?);
         match catch_unwind(AssertUnwindSafe(run)) {
             Ok(Ok(value)) => Ok(value),
+            Ok(Err(redb::Error::Io(error))) => Err(io_error(self.path(), error)),
             Ok(Err(error)) => Err(self.corrupt(error)),
             Err(_) => Err(self.corrupt("the storage engine gave up reading it")),
         }

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use redb::ReadTransaction;
+use redb::{ReadTransaction, ReadableTableMetadata};
 
 use super::codec;
 use super::file::OpenFile;
@@ -16,7 +16,10 @@ use crate::error::Result;
 
 /// How many rows one read transaction looks at. It is let go of between pages, so that a slow
 /// reader does not keep the file from reusing space.
-const PAGE: usize = 1_000;
+const PAGE_ROWS: usize = 1_000;
+
+/// How many bytes of rows one read transaction looks at, if they are large.
+const PAGE_BYTES: usize = 8 << 20;
 
 /// A row that a scan found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,14 +61,13 @@ impl<V: Row> Scan<V> {
             return Ok(false);
         };
         let table = &self.table.name;
-        let page = self
-            .file
-            .shared()
-            .read(|txn| read_page(txn, table, &from))?;
-        if page.len() == PAGE {
-            self.next = page.last().map(|(key, _)| Bound::Excluded(key.clone()));
+        let read = |txn: &ReadTransaction| Page::read(txn, table, &[], &from, PAGE_ROWS);
+        let page = self.file.shared().read(read)?;
+        if !page.is_last {
+            let last = page.rows.last();
+            self.next = last.map(|(key, _)| Bound::Excluded(key.clone()));
         }
-        self.page = page.into_iter();
+        self.page = page.rows.into_iter();
         Ok(true)
     }
 
@@ -106,18 +108,48 @@ impl<V: Row> Iterator for Scan<V> {
     }
 }
 
-fn read_page(
-    txn: &ReadTransaction,
-    name: &str,
-    from: &Bound<Vec<u8>>,
-) -> Result<Vec<(Vec<u8>, Stored)>, redb::Error> {
-    let rows = txn.open_table(table::rows(&rows_name(name)))?;
-    let from = from.as_ref().map(Vec::as_slice);
-    let mut page = Vec::new();
-    for found in rows.range::<&[u8]>((from, Bound::Unbounded))?.take(PAGE) {
-        let (key, row) = found?;
-        let stored = Stored::read(key.value(), Some(row.value()));
-        page.push((key.value().to_vec(), stored));
+/// Rows that one transaction found, in the order of their keys.
+pub(crate) struct Page {
+    pub(crate) rows: Vec<(Vec<u8>, Stored)>,
+    /// How many rows the table states to hold.
+    pub(crate) stated: u64,
+    /// Whether nothing comes after them.
+    pub(crate) is_last: bool,
+}
+
+impl Page {
+    /// The next rows whose keys start with `prefix`: `most` of them, or as many as make up 8 MiB.
+    pub(super) fn read(
+        txn: &ReadTransaction,
+        name: &str,
+        prefix: &[u8],
+        from: &Bound<Vec<u8>>,
+        most: usize,
+    ) -> Result<Self, redb::Error> {
+        let rows = txn.open_table(table::rows(&rows_name(name)))?;
+        let from = match from {
+            Bound::Unbounded => Bound::Included(prefix),
+            bound => bound.as_ref().map(Vec::as_slice),
+        };
+        let mut page = Self {
+            rows: Vec::new(),
+            stated: rows.len()?,
+            is_last: true,
+        };
+        let mut bytes = 0;
+        for found in rows.range::<&[u8]>((from, Bound::Unbounded))? {
+            let (key, row) = found?;
+            if !key.value().starts_with(prefix) {
+                break;
+            }
+            if page.rows.len() >= most || bytes >= PAGE_BYTES {
+                page.is_last = false;
+                break;
+            }
+            bytes += key.value().len() + row.value().len();
+            let stored = Stored::read(key.value(), Some(row.value()));
+            page.rows.push((key.value().to_vec(), stored));
+        }
+        Ok(page)
     }
-    Ok(page)
 }

@@ -5,7 +5,9 @@
 
 use std::path::Path;
 
-use redb::{ReadTransaction, ReadableTable, TableDefinition, TableError};
+use redb::{ReadTransaction, ReadableTable, TableDefinition, TableError, TableHandle};
+
+use super::table::ROWS_PREFIX;
 
 use crate::error::{Cause, Error, Result};
 
@@ -65,6 +67,20 @@ impl Stamps {
             tables,
             ..blank
         })
+    }
+
+    /// Refuses a file in which stamps and tables of rows do not go together.
+    pub(super) fn check_tables(&self, txn: &ReadTransaction) -> Result<(), redb::Error> {
+        let stamped = self.tables().count();
+        let strangers = self.tables.len() - stamped - usize::from(self.format.is_some());
+        let of_rows = |table: &redb::UntypedTableHandle| table.name().starts_with(ROWS_PREFIX);
+        let tables = txn.list_tables()?.filter(of_rows).count();
+        if strangers > 0 || tables != stamped {
+            return Err(redb::Error::Corrupted(format!(
+                "{tables} tables of rows have {stamped} stamps"
+            )));
+        }
+        Ok(())
     }
 
     /// The tables: name and kind of each.

@@ -76,10 +76,14 @@ impl OpenTable<'_> {
         })
     }
 
-    /// Dates rows back that a clock which ran ahead has filed too late. Looks at up to `budget`.
+    /// Dates rows back that a clock which ran ahead has filed too late, at most `budget`.
+    ///
+    /// Damaged rows that lie where they belong are passed over, and are no work done: else many of
+    /// them would look like work that never ends.
     fn redate_tail(&mut self, class: u64, now: u64, budget: usize) -> Result<usize, StorageError> {
-        let (mut spent, mut passed) = (0, None);
+        let (mut spent, mut passes, mut passed) = (0, 0, None);
         while spent < budget
+            && passes < MOST_PASSES
             && let Some(entry) = self.deadlines.tail(class, passed.as_ref())?
         {
             match self.read(&entry.key)? {
@@ -101,7 +105,11 @@ impl OpenTable<'_> {
                 Stored::Damaged(_) if entry.filed_at > look_again_at(class, now) => {
                     self.postpone_damaged(&entry, look_again_at(class, now))?;
                 }
-                Stored::Damaged(_) => passed = Some(entry),
+                Stored::Damaged(_) => {
+                    passed = Some(entry);
+                    passes += 1;
+                    continue;
+                }
             }
             spent += 1;
         }
@@ -114,6 +122,9 @@ fn look_again_at(class: u64, now: u64) -> u64 {
     let ttl = if class == SHARED { 0 } else { class };
     now.saturating_add(ttl).saturating_add(SHORTEST_WAIT_MS)
 }
+
+/// How many damaged rows at the end of a class are passed over to look behind them.
+const MOST_PASSES: usize = 64;
 
 /// How long the sweep leaves a damaged row of the shared class alone.
 const SHORTEST_WAIT_MS: u64 = 60_000;

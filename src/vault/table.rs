@@ -35,8 +35,10 @@ pub(super) fn rows(name: &str) -> TableDefinition<'_, &'static [u8], &'static [u
     TableDefinition::new(name)
 }
 
+pub(super) const ROWS_PREFIX: &str = "rows:";
+
 pub(super) fn rows_name(table: &str) -> String {
-    format!("rows:{table}")
+    format!("{ROWS_PREFIX}{table}")
 }
 
 /// The redb table of the deadline index: Key = an encoded entry, no value.

@@ -313,6 +313,25 @@ fn a_damaged_row_is_shown_as_such_and_the_program_ends_with_3() {
 }
 
 #[test]
+fn a_damaged_row_is_called_in_json_what_a_whole_one_is_called() {
+    let desk = Desk::new();
+    let path = desk.path("ratevault.redb");
+    let limiter = limiter(&path);
+    limiter.check("lo\"g\\in", "\x1b\nada").unwrap();
+    let name = |row: &Value| (row["endpoint"].clone(), row["client"].clone());
+    let whole = objects(&desk.dump(&["--json"]).printed(0));
+    drop(limiter);
+    let rows = Contents::read(&path, "rate_limits").rows;
+    damage_row(&path, "rate_limits", rows.keys().next().unwrap());
+    let ended = desk.dump(&["--json"]);
+    assert_eq!(name(&objects(&ended.out)[0]), name(&whole[0]));
+    ended.failed("dump");
+    let ended = desk.dump(&[]);
+    assert!(!ended.out.contains('\x1b'), "{}", ended.out);
+    ended.failed("dump");
+}
+
+#[test]
 fn rows_are_chosen_sorted_and_cut() {
     let desk = Desk::new();
     let path = desk.path("ratevault.redb");
@@ -360,7 +379,7 @@ fn rows_are_chosen_sorted_and_cut() {
     assert_eq!(clients(&["--top", "1"]), "gone");
     let table = desk.dump(&["--table", "rate_limits"]).printed(0);
     assert!(table.contains("4 rows: 3 live, 1 expired"), "{table}");
-    assert!(table.contains(" d ago"), "{table}");
+    assert!(table.contains(" y ago"), "{table}");
     assert!(table.contains("1970-01-01 00:00:01"), "{table}");
 }
 
@@ -379,11 +398,7 @@ fn what_cannot_be_dumped_is_said_in_one_line() {
         .exclusive()
         .open()
         .unwrap();
-    assert!(
-        desk.dump(&[])
-            .failed("dump")
-            .contains("open in another process")
-    );
+    assert!(desk.dump(&[]).failed("dump").contains("exclusive mode"));
     drop(vault);
     let said = desk.dump(&["--table", "none"]).failed("dump");
     assert!(

@@ -1,14 +1,15 @@
 //! Damaged rows, values that cannot be stored, and what a scan sees.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use ratevault::{Client, Error, Key, Limiter, Quota, Row, SlidingWindow, Vault};
+use ratevault::{Client, Error, Key, Limiter, MemoryStorage, Quota, Row, SlidingWindow, Vault};
 use serde::{Deserialize, Serialize};
 
-use crate::support::file::{Contents, damage_row};
+use crate::support::file::{Contents, damage_row, damage_rows};
 use crate::support::{DAY, MINUTE, Number, SECOND, eventually, key, manual_clock};
 
 /// A vault in which the row of "b" is damaged, and "a" and "c" are whole.
@@ -303,4 +304,73 @@ fn what_is_answered_as_stored_can_be_read_back() {
         vault.get(&key("a")).unwrap(),
         Some(Numbers(vec![1; 131_000]))
     );
+}
+
+#[test]
+fn many_damaged_rows_do_not_keep_the_sweep_from_its_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("vault.redb");
+    let clock = manual_clock();
+    let open = || {
+        let builder = Vault::<Number>::builder("numbers")
+            .path(&path)
+            .clock(clock.clone());
+        builder.background_sweep(false).open().unwrap()
+    };
+    let vault = open();
+    for client in 0..1_200 {
+        drop(vault.update_async(&key(&client.to_string()), |slot| {
+            slot.put(Number(1), MINUTE)
+        }));
+    }
+    vault.close().unwrap();
+    let rows = Contents::read(&path, "numbers").rows;
+    let keys: Vec<&[u8]> = rows.keys().map(Vec::as_slice).collect();
+    damage_rows(&path, "numbers", &keys);
+
+    let vault = open();
+    vault.put(&key("whole"), Number(1), DAY).unwrap();
+    for _ in 0..3 {
+        clock.advance(DAY);
+        vault.sweep().unwrap();
+        assert_eq!(
+            vault.len().unwrap(),
+            1_200,
+            "the whole row went, the damaged ones stay"
+        );
+    }
+    // Nor does the background sweep find work in them without end.
+    drop(vault);
+    let vault = Vault::<Number>::builder("numbers")
+        .path(&path)
+        .clock(clock.clone());
+    let vault = vault.open().unwrap();
+    vault.put(&key("whole"), Number(1), SECOND).unwrap();
+    clock.advance(DAY);
+    eventually("the whole row goes", || vault.len().unwrap() == 1_200);
+}
+
+#[test]
+fn the_settings_of_a_table_go_with_its_last_handle_also_while_the_file_is_busy() {
+    let storage = Arc::new(MemoryStorage::default());
+    let builder = |table| Vault::<Number>::builder(table).storage(Arc::clone(&storage));
+    let busy = builder("busy").open().unwrap();
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                busy.put(&key("a"), Number(1), MINUTE).unwrap();
+            }
+        });
+        for max_keys in 1..500 {
+            let vault = builder("numbers").max_keys(max_keys).open();
+            // Rows that are due, so that the writer has the table in its hands.
+            let put = vault.and_then(|vault| vault.put(&key("a"), Number(1), Duration::ZERO));
+            if let Err(error) = put {
+                done.store(true, Ordering::Relaxed);
+                panic!("{error}");
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+    });
 }

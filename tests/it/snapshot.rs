@@ -169,7 +169,7 @@ fn what_cannot_be_looked_into_is_said() {
         .exclusive()
         .open()
         .unwrap();
-    assert!(matches!(open(), Err(Error::Locked { .. })));
+    assert!(matches!(open(), Err(Error::ReadersKeptOut { .. })));
     drop(vault);
     open().unwrap();
 }

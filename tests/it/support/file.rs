@@ -93,15 +93,22 @@ fn header(row: &[u8]) -> Header {
 
 /// Changes one byte of a row's value, behind the vault's back.
 pub fn damage_row(path: &Path, table: &str, key: &[u8]) {
+    damage_rows(path, table, &[key]);
+}
+
+/// Changes one byte of each row's value.
+pub fn damage_rows(path: &Path, table: &str, keys: &[&[u8]]) {
     let database = Database::open(path).unwrap();
     let txn = database.begin_write().unwrap();
     {
         let name = format!("rows:{table}");
         let mut rows = txn.open_table(rows(&name)).unwrap();
-        let mut row = rows.get(key).unwrap().unwrap().value().to_vec();
-        let last_of_value = row.len() - 5;
-        row[last_of_value] ^= 1;
-        rows.insert(key, &*row).unwrap();
+        for key in keys {
+            let mut row = rows.get(key).unwrap().unwrap().value().to_vec();
+            let last_of_value = row.len() - 5;
+            row[last_of_value] ^= 1;
+            rows.insert(key, &*row).unwrap();
+        }
     }
     txn.commit().unwrap();
     database.close().unwrap();
