@@ -11,7 +11,9 @@ use ratevault::{
 };
 
 use crate::support::file::{Contents, damage_row};
-use crate::support::{DAY, MINUTE, Number, SECOND, START, eventually, key, manual_clock};
+use crate::support::{
+    DAY, MINUTE, Number, SECOND, START, eventually, key, manual_clock, single_threaded,
+};
 
 fn builder<V: ratevault::Row>(clock: &Arc<ManualClock>, max_keys: u64) -> VaultBuilder<V> {
     let builder = Vault::builder("bound").clock(clock.clone());
@@ -38,9 +40,7 @@ fn a_flood_of_clients_stays_within_the_bound() {
             limiter.check_async("login", client)
         });
         let checks: Vec<_> = checks.collect();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .build()
-            .unwrap();
+        let runtime = single_threaded();
         for check in checks {
             assert!(runtime.block_on(check).unwrap().is_allowed());
         }
@@ -226,9 +226,7 @@ fn a_lowered_bound_is_reached_in_bounded_steps() {
             .unwrap()
     };
     let vault = open(5_000);
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .build()
-        .unwrap();
+    let runtime = single_threaded();
     let puts = (0..5_000).map(|n: u64| {
         vault.update_async(&key(&n.to_string()), move |slot| slot.put(Number(n), DAY))
     });

@@ -9,6 +9,7 @@ use std::time::Duration;
 use ratevault::{Decision, Error, HitLog, Limiter, Quota, Refusals, SlidingWindow, Vault};
 
 use crate::support::faulty::Faulty;
+use crate::support::single_threaded;
 
 const THREADS: u32 = 64;
 const CHECKS: u32 = 1_000;
@@ -39,11 +40,8 @@ impl Admitted {
     }
 }
 
-#[test]
-fn n_threads_on_one_key_never_admit_more_than_the_limit() {
-    let directory = tempfile::tempdir().unwrap();
-    let vault = Vault::builder("rate_limits").path(directory.path().join("vault.redb"));
-    let limiter = Limiter::new(vault.open().unwrap(), window());
+/// 64 threads, one key, 64,000 checks.
+fn hammer(limiter: &Limiter<SlidingWindow>) {
     let admitted = Admitted::default();
     thread::scope(|scope| {
         for _ in 0..THREADS {
@@ -58,20 +56,18 @@ fn n_threads_on_one_key_never_admit_more_than_the_limit() {
 }
 
 #[test]
+fn n_threads_on_one_key_never_admit_more_than_the_limit() {
+    let directory = tempfile::tempdir().unwrap();
+    let vault = Vault::builder("rate_limits").path(directory.path().join("vault.redb"));
+    let limiter = Limiter::new(vault.open().unwrap(), window());
+    hammer(&limiter);
+}
+
+#[test]
 fn counted_refusals_admit_no_more_either() {
     let vault = Vault::builder("rate_limits").in_memory().open().unwrap();
     let limiter = Limiter::new(vault, window().refusals(Refusals::Count));
-    let admitted = Admitted::default();
-    thread::scope(|scope| {
-        for _ in 0..THREADS {
-            scope.spawn(|| {
-                for _ in 0..CHECKS {
-                    admitted.note(&limiter.check("login", "ada").unwrap());
-                }
-            });
-        }
-    });
-    admitted.check();
+    hammer(&limiter);
 }
 
 #[test]
@@ -144,12 +140,6 @@ fn n_threads_on_many_keys_never_admit_more_than_the_limit() {
 }
 
 const SLOW_SYNC: Duration = Duration::from_millis(200);
-
-fn single_threaded() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread()
-        .build()
-        .unwrap()
-}
 
 fn slow_vault() -> Vault<HitLog> {
     let storage = Arc::new(Faulty::slow(SLOW_SYNC));

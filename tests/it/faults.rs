@@ -5,8 +5,8 @@ use std::thread;
 
 use ratevault::{Applied, Error, HitLog, Limiter, Quota, SlidingWindow, Storage, Vault};
 
-use crate::support::eventually;
 use crate::support::faulty::Faulty;
+use crate::support::{eventually, single_threaded};
 
 fn limiter(storage: &Arc<Faulty>) -> Limiter<SlidingWindow> {
     let vault: Vault<HitLog> = Vault::builder("rate_limits")
@@ -47,9 +47,7 @@ fn a_failed_commit_fails_its_whole_batch_and_service_resumes() {
     storage.fail_after_syncs(0);
     storage.hold(false);
 
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .build()
-        .unwrap();
+    let runtime = single_threaded();
     assert_eq!(
         outcome(runtime.block_on(held).unwrap_err()),
         Applied::Unknown
@@ -86,9 +84,7 @@ fn every_caller_of_a_batch_in_commit_hears_that_the_outcome_is_unknown() {
     // The commit under way takes its two syncs; the first of the next one fails.
     storage.fail_after_syncs(2);
     storage.hold(false);
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .build()
-        .unwrap();
+    let runtime = single_threaded();
     runtime.block_on(first).unwrap();
     for pending in batch {
         assert_eq!(

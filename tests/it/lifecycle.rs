@@ -11,7 +11,7 @@ use std::time::Duration;
 use ratevault::{Applied, Error, Vault};
 
 use crate::support::faulty::Faulty;
-use crate::support::{MINUTE, Number, key};
+use crate::support::{MINUTE, Number, key, single_threaded};
 
 fn in_memory() -> Vault<Number> {
     Vault::builder("numbers").in_memory().open().unwrap()
@@ -41,9 +41,7 @@ fn the_last_handle_may_be_dropped_inside_an_update() {
         drop(handles.recv().unwrap());
     });
     sender.send(vault).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .build()
-        .unwrap();
+    let runtime = single_threaded();
     runtime.block_on(pending).unwrap();
     assert_eq!(open().get(&key("a")).unwrap(), Some(Number(7)));
 }
@@ -106,9 +104,7 @@ fn a_panic_in_a_closure_reaches_that_caller_only() {
     let other = vault.update_async(&key("b"), |slot| slot.put(Number(5), MINUTE));
     storage.hold(false);
 
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .build()
-        .unwrap();
+    let runtime = single_threaded();
     runtime.block_on(held).unwrap();
     let panic = catch_unwind(AssertUnwindSafe(|| runtime.block_on(panicking)));
     let panic: Result<Result<(), Error>, _> = panic;
@@ -138,9 +134,7 @@ fn a_future_outlives_its_vault() {
     let vault = in_memory();
     let pending = vault.update_async(&key("a"), |_| 5);
     drop(vault);
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .build()
-        .unwrap();
+    let runtime = single_threaded();
     assert_eq!(runtime.block_on(pending).unwrap(), 5);
 }
 
@@ -211,9 +205,7 @@ fn a_full_queue_is_overloaded_at_once() {
         Err(Error::Overloaded { limit: 16_384, .. })
     ));
     storage.hold(false);
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .build()
-        .unwrap();
+    let runtime = single_threaded();
     runtime.block_on(first).unwrap();
     for pending in waiting {
         runtime.block_on(pending).unwrap();
@@ -240,9 +232,7 @@ fn an_answer_timeout_ends_a_wait_and_not_the_operation() {
         assert!(unknown, "{result:?}");
     };
     unknown(increment(&vault, "a"));
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .build()
-        .unwrap();
+    let runtime = single_threaded();
     unknown(runtime.block_on(vault.update_async(&key("a"), |slot| {
         slot.put(Number(10), MINUTE);
         10
@@ -279,9 +269,7 @@ fn close_ends_all_handles_and_loses_nothing() {
     let again = open();
     assert_eq!(again.get(&key("a")).unwrap(), Some(Number(4)));
     closed(vault.flush());
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .build()
-        .unwrap();
+    let runtime = single_threaded();
     runtime.block_on(queued).unwrap();
     runtime.block_on(again.close_async()).unwrap();
     runtime.block_on(again.close_async()).unwrap();
@@ -325,9 +313,7 @@ fn opening_inside_an_update_does_not_hang_while_the_file_closes() {
     let closed = vault.close_async();
     closing.send(()).unwrap();
     let (inside, closed) = in_time(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .build()
-            .unwrap();
+        let runtime = single_threaded();
         (runtime.block_on(inside), runtime.block_on(closed))
     });
     assert!(matches!(inside.unwrap(), Err(Error::InsideUpdate)));
@@ -368,9 +354,7 @@ fn a_waker_that_panics_harms_nobody_else() {
     let other = builder().open().unwrap();
     let bad = Waker::from(Arc::new(Bad));
     let mut context = Context::from_waker(&bad);
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .build()
-        .unwrap();
+    let runtime = single_threaded();
     storage.hold(true);
     let mut theirs = vault.update_async(&key("a"), |slot| slot.put(Number(1), MINUTE));
     storage.until_a_sync_waits();

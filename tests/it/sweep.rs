@@ -7,7 +7,9 @@ use ratevault::{Clock, HitLog, Limiter, Quota, SlidingWindow, Timestamp, Vault};
 
 use crate::support::faulty::Faulty;
 use crate::support::file::Contents;
-use crate::support::{DAY, MINUTE, Number, SECOND, START, eventually, key, manual_clock};
+use crate::support::{
+    DAY, MINUTE, Number, SECOND, START, eventually, key, manual_clock, single_threaded,
+};
 
 #[test]
 fn a_silent_row_leaves_the_file_without_any_further_call() {
@@ -78,9 +80,7 @@ fn a_callers_batch_takes_due_rows_along() {
     clock.advance(MINUTE);
     let next = vault.update_async(&key("next"), |slot| slot.put(Number(0), DAY));
     storage.hold(false);
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .build()
-        .unwrap();
+    let runtime = single_threaded();
     runtime.block_on(busy).unwrap();
     runtime.block_on(next).unwrap();
     assert_eq!(vault.len().unwrap(), 2);

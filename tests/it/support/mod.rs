@@ -33,6 +33,13 @@ pub const SECOND: Duration = Duration::from_secs(1);
 pub const MINUTE: Duration = Duration::from_secs(60);
 pub const DAY: Duration = Duration::from_secs(86_400);
 
+/// A runtime that a blocking call would stop altogether.
+pub fn single_threaded() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap()
+}
+
 /// Returns once `holds` does, which another thread brings about; fails if it never comes.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let started = Instant::now();
