@@ -90,22 +90,21 @@ fn fifty_dumps_beside_a_busy_writer_all_succeed_and_see_newer_hits() {
     thread::scope(|scope| {
         scope.spawn(writes);
         let closes = Closes(limiter.vault().clone());
-        let mut newest = 0;
-        for _ in 0..50 {
+        for round in 0..50 {
+            // What is answered before a dump is in it.
+            let newest = format!("round {round}");
+            limiter.check("newest", &newest).unwrap();
             let rows = objects(&desk.dump(&["--json"]).printed(0));
-            assert!(rows.len() >= 500);
+            assert!(rows.len() > 500);
+            assert!(rows.iter().any(|row| row["client"] == newest), "{newest}");
             for row in &rows {
                 assert!((1..=5).contains(&row["hits"].as_u64().unwrap()), "{row}");
                 assert!(row["first_ms"].as_u64() <= row["last_ms"].as_u64(), "{row}");
             }
-            let last = rows.iter().filter_map(|row| row["last_ms"].as_u64());
-            let latest = last.max().unwrap();
-            assert!(latest > newest, "it saw no newer hit");
-            newest = latest;
         }
         drop(closes);
     });
-    assert!(hits.into_inner() > 100);
+    assert!(hits.into_inner() > 0, "it wrote meanwhile");
 }
 
 /// Ends whoever still writes, also when a test fails.
