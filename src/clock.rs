@@ -44,6 +44,11 @@ impl Timestamp {
         Self(self.0.saturating_add(whole_millis(span)))
     }
 
+    /// This instant on a clock that shows `there` when this one shows `here`.
+    pub(crate) const fn moved(self, here: Self, there: Self) -> Self {
+        Self(self.0.saturating_add(there.0).saturating_sub(here.0))
+    }
+
     /// The time from `earlier` to this instant, zero if `earlier` is later.
     #[must_use]
     pub const fn saturating_since(self, earlier: Self) -> Duration {

@@ -240,6 +240,13 @@ pub enum Error {
         source: Cause,
     },
 
+    /// A limiter that is not one of this crate failed, or any did not answer in time.
+    #[error("the limiter failed: {source}")]
+    Limiter {
+        /// What it said.
+        source: Cause,
+    },
+
     /// The vault was closed.
     #[error("the vault file {path:?} was closed in this process; open it again to go on")]
     Closed {

@@ -67,6 +67,8 @@
 
 mod clock;
 mod error;
+#[cfg(feature = "http")]
+pub mod http;
 mod limiter;
 mod snapshot;
 mod vault;
@@ -74,8 +76,8 @@ mod vault;
 pub use clock::{Clock, ClockWaiter, ManualClock, SystemClock, Timestamp};
 pub use error::{Applied, Cause, Error, Result};
 pub use limiter::{
-    Algorithm, Decision, FixedWindow, HitLog, Limiter, Quota, Refusals, SlidingWindow, Verdict,
-    WindowCount,
+    Admission, Algorithm, AsyncGateFn, Decision, FixedWindow, Gate, GateFn, HitLog, IntoAdmission,
+    Limiter, Quota, Refusals, SlidingWindow, Verdict, WindowCount, async_gate_fn, gate_fn,
 };
 pub use snapshot::{Rows, Snapshot, SnapshotBuilder, State};
 pub use vault::{

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::decision::Decision;
+use super::quota::Quota;
 use crate::clock::Timestamp;
 use crate::error::Result;
 use crate::vault::Row;
@@ -42,6 +43,9 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
 
     /// How long a state matters after its last write.
     fn ttl(&self) -> Duration;
+
+    /// What it enforces, for those who announce it.
+    fn quotas(&self) -> &[Quota];
 }
 
 /// What [`Algorithm::decide`] answers.

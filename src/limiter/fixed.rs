@@ -104,6 +104,10 @@ impl Algorithm for FixedWindow {
     fn ttl(&self) -> Duration {
         self.quota.window() + GRACE
     }
+
+    fn quotas(&self) -> &[Quota] {
+        std::slice::from_ref(&self.quota)
+    }
 }
 
 /// The quota's text: `5/minute`.

@@ -6,6 +6,7 @@
 mod algorithm;
 mod decision;
 mod fixed;
+mod gate;
 mod quota;
 mod sliding;
 
@@ -15,6 +16,7 @@ use std::time::Duration;
 pub use algorithm::{Algorithm, Verdict};
 pub use decision::Decision;
 pub use fixed::{FixedWindow, WindowCount};
+pub use gate::{Admission, AsyncGateFn, Gate, GateFn, IntoAdmission, async_gate_fn, gate_fn};
 pub use quota::Quota;
 pub use sliding::{HitLog, Refusals, SlidingWindow};
 

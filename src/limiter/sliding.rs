@@ -96,12 +96,6 @@ impl SlidingWindow {
         self
     }
 
-    /// The quotas, in the order they were given.
-    #[must_use]
-    pub fn quotas(&self) -> &[Quota] {
-        &self.quotas
-    }
-
     fn smallest_limit(&self) -> u32 {
         let limits = self.quotas.iter().map(Quota::limit);
         limits.min().unwrap_or(u32::MAX)
@@ -187,6 +181,10 @@ impl Algorithm for SlidingWindow {
 
     fn ttl(&self) -> Duration {
         Duration::from_millis(self.longest_ms) + GRACE
+    }
+
+    fn quotas(&self) -> &[Quota] {
+        &self.quotas
     }
 }
 

@@ -64,6 +64,8 @@ pub(crate) use key::corrupt_row;
 pub(crate) use reader::Reader;
 pub(crate) use scan::Page;
 pub(crate) use table::Stored;
+#[cfg(feature = "http")]
+pub(crate) use timer::Alarm;
 
 use crate::clock::Timestamp;
 use crate::error::Result;
@@ -277,6 +279,13 @@ impl<V: Row> Vault<V> {
         R: Send + 'static,
     {
         self.submit(key, IfDamaged::Refuse, f).into()
+    }
+
+    /// The instant `at` of the vault's clock, by the wall clock.
+    pub(crate) fn wall(&self, at: Timestamp) -> Timestamp {
+        let clock = &self.file.shared().settings.clock;
+        let now = clock.now();
+        at.moved(now, clock.wall())
     }
 
     const fn table(&self) -> &Arc<Table> {

@@ -27,13 +27,13 @@ struct Alarms {
 
 /// Wakes a task once its time has come.
 #[derive(Debug)]
-pub(super) struct Alarm {
+pub(crate) struct Alarm {
     at: Instant,
     id: Option<Id>,
 }
 
 impl Alarm {
-    pub(super) fn new(after: Duration) -> Self {
+    pub(crate) fn new(after: Duration) -> Self {
         let now = Instant::now();
         let far = Duration::from_secs(365 * 24 * 3_600);
         Self {
@@ -43,7 +43,7 @@ impl Alarm {
     }
 
     /// Whether its time has come; if not, the task is woken when it has.
-    pub(super) fn has_rung(&mut self, context: &Context<'_>) -> bool {
+    pub(crate) fn has_rung(&mut self, context: &Context<'_>) -> bool {
         if Instant::now() >= self.at {
             return true;
         }

@@ -1,0 +1,280 @@
+//! The header fields that tell a client where it stands.
+
+use std::time::Duration;
+
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+use http::{Extensions, Response};
+
+use crate::clock::Timestamp;
+use crate::error::{Error, Result};
+use crate::limiter::{Decision, Quota};
+
+const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+const X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+const X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+
+/// The largest integer of a structured field (RFC 9651, 3.3.1): 15 digits.
+const LARGEST_INTEGER: u64 = 999_999_999_999_999;
+
+/// Which fields a response carries.
+#[derive(Clone, Debug, Default)]
+pub(super) enum HeaderSet {
+    /// `x-ratelimit-limit`, `x-ratelimit-remaining`, `x-ratelimit-reset`.
+    #[default]
+    XRateLimit,
+    /// `RateLimit-Policy` and `RateLimit`, of draft-ietf-httpapi-ratelimit-headers-10.
+    Ietf(Policies),
+    None,
+}
+
+impl HeaderSet {
+    /// The fields for a decision whose next place comes free at `reset_at` by the wall clock.
+    pub(super) fn fields(&self, decision: &Decision, reset_at: Timestamp) -> HeaderMap {
+        let mut fields = HeaderMap::new();
+        match self {
+            Self::XRateLimit => {
+                let reset_at = Duration::from_millis(reset_at.as_millis());
+                fields.insert(X_LIMIT, decision.limit().into());
+                fields.insert(X_REMAINING, decision.remaining().into());
+                fields.insert(X_RESET, whole_seconds(reset_at).into());
+            }
+            Self::Ietf(policies) => policies.add_to(&mut fields, decision),
+            Self::None => {}
+        }
+        fields
+    }
+}
+
+/// The policies of one limit, as structured fields.
+#[derive(Clone, Debug)]
+pub(super) struct Policies {
+    /// Each quota with its name, quoted.
+    named: Vec<(Quota, String)>,
+    /// The name to use for a limit that does not say its quotas, quoted.
+    name: String,
+    announced: Option<HeaderValue>,
+}
+
+impl Policies {
+    /// One policy is called `name`, of several each also by its quota.
+    pub(super) fn new(name: &str, quotas: &[Quota]) -> Result<Self> {
+        let invalid = |reason| Error::InvalidSetting {
+            setting: "the name of a rate limit policy",
+            value: format!("{name:?}"),
+            reason,
+        };
+        if name.is_empty() {
+            return Err(invalid("it must not be empty"));
+        }
+        if !name.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+            return Err(invalid("it has to be printable ASCII (RFC 9651, 3.3.3)"));
+        }
+        let called = |quota: &Quota| match quotas {
+            [_] => quoted(name),
+            _ => quoted(&format!("{name} {quota}")),
+        };
+        let named: Vec<_> = quotas.iter().map(|quota| (*quota, called(quota))).collect();
+        let policies = named.iter().map(|(quota, name)| {
+            let window = whole_seconds(quota.window()).max(1);
+            format!("{name};q={};w={window}", quota.limit())
+        });
+        let policies = policies.collect::<Vec<_>>().join(", ");
+        let announced = HeaderValue::try_from(policies);
+        Ok(Self {
+            named,
+            name: quoted(name),
+            announced: announced.ok().filter(|announced| !announced.is_empty()),
+        })
+    }
+
+    fn add_to(&self, fields: &mut HeaderMap, decision: &Decision) {
+        if let Some(announced) = &self.announced {
+            fields.insert(RATELIMIT_POLICY, announced.clone());
+        }
+        // Of quotas with one limit only that with the longest window is ever reported.
+        let decided = self.named.iter();
+        let decided = decided.filter(|(quota, _)| quota.limit() == decision.limit());
+        let decided = decided.max_by_key(|(quota, _)| quota.window());
+        let name = decided.map_or(&self.name, |(_, name)| name);
+        let reset = whole_seconds(decision.reset_after());
+        let text = format!("{name};r={};t={reset}", decision.remaining());
+        if let Ok(value) = HeaderValue::try_from(text) {
+            fields.insert(RATELIMIT, value);
+        }
+    }
+}
+
+/// A structured field's string (RFC 9651, 4.1.6).
+fn quoted(text: &str) -> String {
+    let escaped = text.replace('\\', "\\\\").replace('"', "\\\"");
+    format!("\"{escaped}\"")
+}
+
+/// Rounded up, and no longer than a structured field holds.
+fn whole_seconds(span: Duration) -> u64 {
+    let seconds = span.as_secs() + u64::from(span.subsec_nanos() > 0);
+    seconds.min(LARGEST_INTEGER)
+}
+
+/// An admitted request: what its response should show.
+#[derive(Clone, Debug, Default)]
+pub struct Admitted {
+    decision: Option<Decision>,
+    fields: HeaderMap,
+}
+
+/// What the fields of a response say already.
+#[derive(Clone, Copy, Debug)]
+enum Shown {
+    Remaining(u32),
+    Refused,
+}
+
+impl Admitted {
+    pub(super) const fn new(decision: Decision, fields: HeaderMap) -> Self {
+        Self {
+            decision: Some(decision),
+            fields,
+        }
+    }
+
+    /// What the limiter decided; `None` if there are no numbers, because the limit was skipped, it
+    /// failed and is open then, or its gate has none.
+    #[must_use]
+    pub const fn decision(&self) -> Option<&Decision> {
+        self.decision.as_ref()
+    }
+
+    /// The header fields, such as `x-ratelimit-remaining`.
+    #[must_use]
+    pub const fn headers(&self) -> &HeaderMap {
+        &self.fields
+    }
+
+    /// Adds the fields to a response, unless it shows a limit with fewer places left.
+    pub fn add_to<B>(self, response: &mut Response<B>) {
+        if self.is_news_to(response.extensions()) {
+            response.extensions_mut().extend(self.shown());
+            response.headers_mut().extend(self.fields);
+        }
+    }
+
+    fn is_news_to(&self, extensions: &Extensions) -> bool {
+        match (extensions.get(), &self.decision) {
+            (_, None) | (Some(Shown::Refused), _) => false,
+            (Some(Shown::Remaining(shown)), Some(own)) => own.remaining() < *shown,
+            (None, Some(_)) => true,
+        }
+    }
+
+    fn shown(&self) -> Extensions {
+        let mut extensions = Extensions::new();
+        if let Some(decision) = &self.decision {
+            extensions.insert(Shown::Remaining(decision.remaining()));
+        }
+        extensions
+    }
+}
+
+/// Adds the fields of a decision to the response that refuses the request.
+pub(super) fn show_refusal<B>(fields: HeaderMap, response: &mut Response<B>) {
+    response.extensions_mut().insert(Shown::Refused);
+    response.headers_mut().extend(fields);
+}
+
+/// As [`add_to`](Admitted::add_to): `(admitted, "welcome")` is a response with the fields.
+#[cfg(feature = "axum")]
+impl axum::response::IntoResponseParts for Admitted {
+    type Error = std::convert::Infallible;
+
+    fn into_response_parts(
+        self,
+        mut response: axum::response::ResponseParts,
+    ) -> std::result::Result<axum::response::ResponseParts, Self::Error> {
+        if self.is_news_to(response.extensions()) {
+            response.extensions_mut().extend(self.shown());
+            response.headers_mut().extend(self.fields);
+        }
+        Ok(response)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
+
+    fn decision(limit: u32, remaining: u32, reset_ms: u64) -> Decision {
+        let reset_at = NOW.saturating_add(Duration::from_millis(reset_ms));
+        Decision::allowed(limit, remaining, NOW, reset_at)
+    }
+
+    fn ietf(name: &str, quotas: &[&str], decision: &Decision) -> [String; 2] {
+        let quotas: Vec<Quota> = quotas.iter().map(|q| q.parse().expect("quota")).collect();
+        let set = HeaderSet::Ietf(Policies::new(name, &quotas).expect("a name"));
+        let fields = set.fields(decision, NOW);
+        [RATELIMIT_POLICY, RATELIMIT].map(|name| {
+            let value = fields.get(name);
+            value.map_or("", |v| v.to_str().expect("text")).to_owned()
+        })
+    }
+
+    #[test]
+    fn the_reset_is_in_unix_seconds_rounded_up() {
+        let reset_at = |ms| {
+            let fields =
+                HeaderSet::XRateLimit.fields(&decision(5, 4, 0), Timestamp::from_millis(ms));
+            fields.get(X_RESET).cloned()
+        };
+        assert_eq!(reset_at(59_000), Some(HeaderValue::from(59)));
+        assert_eq!(reset_at(59_001), Some(HeaderValue::from(60)));
+    }
+
+    #[test]
+    fn one_quota_is_announced_by_the_policys_name() {
+        let [policy, limit] = ietf("login", &["5/minute"], &decision(5, 3, 16_001));
+        assert_eq!(policy, r#""login";q=5;w=60"#);
+        assert_eq!(limit, r#""login";r=3;t=17"#);
+    }
+
+    #[test]
+    fn of_several_quotas_the_one_that_decided_is_named() {
+        let quotas = ["5/minute", "100/day", "5/hour"];
+        let [policy, limit] = ietf("login", &quotas, &decision(100, 3, 0));
+        assert_eq!(
+            policy,
+            r#""login 5/minute";q=5;w=60, "login 100/day";q=100;w=86400, "login 5/hour";q=5;w=3600"#
+        );
+        assert_eq!(limit, r#""login 100/day";r=3;t=0"#);
+        let [_, limit] = ietf("login", &quotas, &decision(5, 0, 1));
+        assert_eq!(limit, r#""login 5/hour";r=0;t=1"#);
+    }
+
+    #[test]
+    fn windows_are_at_least_a_second_and_numbers_at_most_15_digits() {
+        let [policy, limit] = ietf(
+            "a",
+            &["5/100 ms"],
+            &decision(5, 3, u64::MAX - 2_000_000_000_000),
+        );
+        assert_eq!(policy, r#""a";q=5;w=1"#);
+        let digits = limit
+            .rsplit_once("t=")
+            .map_or(0, |(_, number)| number.len());
+        assert!((1..=15).contains(&digits), "{limit}");
+        assert_eq!(whole_seconds(Duration::MAX), LARGEST_INTEGER);
+    }
+
+    #[test]
+    fn a_policys_name_is_printable_ascii_and_is_quoted() {
+        for name in ["", "caf\u{e9}", "a\nb", "\u{7f}"] {
+            assert!(Policies::new(name, &[]).is_err(), "{name:?}");
+        }
+        let [policy, limit] = ietf(r#"a"b\c"#, &[], &decision(5, 3, 0));
+        assert_eq!(policy, "");
+        assert_eq!(limit, r#""a\"b\\c";r=3;t=0"#);
+    }
+}
