@@ -61,6 +61,12 @@ pub(crate) fn whole_millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// `span` in whole seconds, rounded up, saturating.
+pub(crate) fn seconds_rounded_up(span: Duration) -> u64 {
+    span.as_secs()
+        .saturating_add(u64::from(span.subsec_nanos() > 0))
+}
+
 /// Where a vault's time comes from.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// The instant that dates hits and deadlines.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::{Extensions, Response};
 
-use crate::clock::Timestamp;
+use crate::clock::{Timestamp, seconds_rounded_up};
 use crate::error::{Error, Result};
 use crate::limiter::{Decision, Quota};
 
@@ -114,8 +114,7 @@ fn quoted(text: &str) -> String {
 
 /// Rounded up, and no longer than a structured field holds.
 fn whole_seconds(span: Duration) -> u64 {
-    let seconds = span.as_secs() + u64::from(span.subsec_nanos() > 0);
-    seconds.min(LARGEST_INTEGER)
+    seconds_rounded_up(span).min(LARGEST_INTEGER)
 }
 
 /// An admitted request: what its response should show.

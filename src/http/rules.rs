@@ -16,6 +16,7 @@ use super::headers::{Admitted, HeaderSet, show_refusal};
 use super::key::ClientKey;
 use super::refusal::{Reason, Refusal, plain_text};
 use super::warning::{Once, Throttle};
+use crate::clock::seconds_rounded_up;
 use crate::error::{Cause, Error, Result};
 use crate::limiter::{Admission, Decision, Gate};
 use crate::vault::{Alarm, Key};
@@ -148,7 +149,7 @@ impl Rules {
             Ok(Admission::Admitted) => Ok(Admitted::default()),
             Ok(Admission::Refused { .. }) if self.is_only_tried(case) => Ok(Admitted::default()),
             Ok(Admission::Refused { retry_after }) => {
-                let wait = retry_after.map(|wait| whole_seconds(wait).max(1));
+                let wait = retry_after.map(|wait| seconds_rounded_up(wait).max(1));
                 let mut response = self.refuse(case, Reason::Limited, None, wait);
                 show_refusal(HeaderMap::new(), &mut response);
                 Err(response)
@@ -222,11 +223,6 @@ impl Rules {
         refusal.mark(response.headers_mut());
         response
     }
-}
-
-/// Rounded up.
-fn whole_seconds(span: Duration) -> u64 {
-    span.as_secs() + u64::from(span.subsec_nanos() > 0)
 }
 
 impl fmt::Debug for Rules {

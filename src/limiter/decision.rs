@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::clock::Timestamp;
+use crate::clock::{Timestamp, seconds_rounded_up};
 
 /// What a check was answered, and what the caller may tell the client.
 ///
@@ -87,8 +87,4 @@ impl Decision {
     pub fn retry_after(&self) -> Option<u64> {
         self.wait().map(|wait| seconds_rounded_up(wait).max(1))
     }
-}
-
-fn seconds_rounded_up(span: Duration) -> u64 {
-    span.as_secs() + u64::from(span.subsec_nanos() > 0)
 }
