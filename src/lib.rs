@@ -21,7 +21,8 @@
 //! ```
 //!
 //! In async code use [`Limiter::check_async`]: it never blocks the runtime, and needs none in
-//! particular.
+//! particular. HTTP services are guarded by a tower layer: see the module `http`, behind the feature
+//! of that name, which is on by default; so is `axum`, which reads axum's peer addresses and routes.
 //!
 //! It is not: a cache, a general key-value server, a cluster, a shaper that queues requests.
 //!

@@ -46,7 +46,10 @@ pub struct RateLimitLayer<G> {
 pub(super) struct Limit<G> {
     pub(super) gate: Arc<G>,
     pub(super) rules: Rules,
-    endpoint: Endpoint,
+    /// What the limit is called, or with `per_route` where no route matched.
+    endpoint: Arc<str>,
+    #[cfg(feature = "axum")]
+    per_route: bool,
     key: Arc<dyn KeyFunction>,
     cost: Option<Arc<OfRequest<u32>>>,
     skip: Option<Arc<OfRequest<bool>>>,
@@ -55,20 +58,24 @@ pub(super) struct Limit<G> {
 /// What the user says of each request.
 type OfRequest<T> = dyn Fn(&Parts) -> T + Send + Sync;
 
-#[derive(Clone)]
-enum Endpoint {
-    Named(Arc<str>),
-    #[cfg(feature = "axum")]
-    MatchedRoute,
-}
-
 impl<G: Gate> RateLimitLayer<G> {
     /// Counts requests at `endpoint` by their [`ip_key`], each as one place.
     ///
     /// The endpoint is a name, such as "login": never the request's path, of which clients can write
     /// many for one page. It may have up to 256 bytes; requests to a longer one are answered 500.
     pub fn new(gate: G, endpoint: impl Into<String>) -> Self {
-        Self::with(gate, Endpoint::Named(endpoint.into().into()))
+        Self {
+            limit: Arc::new(Limit {
+                gate: Arc::new(gate),
+                rules: Rules::default(),
+                endpoint: endpoint.into().into(),
+                #[cfg(feature = "axum")]
+                per_route: false,
+                key: Arc::new(ip_key()),
+                cost: None,
+                skip: None,
+            }),
+        }
     }
 
     /// Counts requests at the route that axum matched, such as `/users/{id}`: each a limit of its own.
@@ -76,20 +83,7 @@ impl<G: Gate> RateLimitLayer<G> {
     /// Requests that match no route share one, "unmatched".
     #[cfg(feature = "axum")]
     pub fn per_route(gate: G) -> Self {
-        Self::with(gate, Endpoint::MatchedRoute)
-    }
-
-    fn with(gate: G, endpoint: Endpoint) -> Self {
-        Self {
-            limit: Arc::new(Limit {
-                gate: Arc::new(gate),
-                rules: Rules::default(),
-                endpoint,
-                key: Arc::new(ip_key()),
-                cost: None,
-                skip: None,
-            }),
-        }
+        Self::new(gate, "unmatched").changed(|limit| limit.per_route = true)
     }
 
     fn changed(mut self, change: impl FnOnce(&mut Limit<G>)) -> Self {
@@ -279,15 +273,17 @@ impl<G: Gate> Limit<G> {
     }
 
     pub(super) fn case<'a>(&'a self, request: &'a Parts) -> Case<'a> {
-        let endpoint = match &self.endpoint {
-            Endpoint::Named(name) => name,
-            #[cfg(feature = "axum")]
-            Endpoint::MatchedRoute => {
-                let route = request.extensions.get::<axum::extract::MatchedPath>();
-                route.map_or("unmatched", axum::extract::MatchedPath::as_str)
-            }
-        };
+        let endpoint = &*self.endpoint;
+        #[cfg(feature = "axum")]
+        let endpoint = self.matched_route(request).unwrap_or(endpoint);
         Case { endpoint, request }
+    }
+
+    #[cfg(feature = "axum")]
+    fn matched_route<'a>(&self, request: &'a Parts) -> Option<&'a str> {
+        let route = request.extensions.get::<axum::extract::MatchedPath>();
+        let route = route.filter(|_| self.per_route);
+        route.map(axum::extract::MatchedPath::as_str)
     }
 
     /// 0 for a request that is skipped.
@@ -338,7 +334,9 @@ impl<G> Clone for Limit<G> {
         Self {
             gate: Arc::clone(&self.gate),
             rules: self.rules.clone(),
-            endpoint: self.endpoint.clone(),
+            endpoint: Arc::clone(&self.endpoint),
+            #[cfg(feature = "axum")]
+            per_route: self.per_route,
             key: Arc::clone(&self.key),
             cost: self.cost.clone(),
             skip: self.skip.clone(),
@@ -354,13 +352,8 @@ impl<G> fmt::Debug for RateLimitLayer<G> {
 
 impl<G> fmt::Debug for Limit<G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let endpoint = match &self.endpoint {
-            Endpoint::Named(name) => name,
-            #[cfg(feature = "axum")]
-            Endpoint::MatchedRoute => "the matched route",
-        };
         f.debug_struct("Limit")
-            .field("endpoint", &endpoint)
+            .field("endpoint", &self.endpoint)
             .field("rules", &self.rules)
             .finish_non_exhaustive()
     }
