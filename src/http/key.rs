@@ -95,14 +95,37 @@ where
 
 /// The address a request came from, as a request extension.
 ///
-/// For servers that are not axum's: whoever accepts a connection knows it.
+/// For servers that leave no address of their own there, such as hyper's: whoever accepts a
+/// connection knows it.
 ///
 /// ```
-/// use ratevault::http::Peer;
+/// use http_body_util::Full;
+/// use hyper::body::{Bytes, Incoming};
+/// use hyper_util::rt::TokioIo;
+/// use hyper_util::service::TowerToHyperService;
+/// use ratevault::http::{Peer, RateLimitLayer};
+/// use ratevault::{Limiter, SlidingWindow};
+/// use std::convert::Infallible;
+/// use tower::{Layer, ServiceExt, service_fn};
 ///
-/// let accepted = "203.0.113.7:50312".parse::<std::net::SocketAddr>().unwrap();
-/// let mut request = http::Request::new(());
-/// request.extensions_mut().insert(Peer::from(accepted));
+/// /// Serves the next connection.
+/// async fn serve(
+///     listener: &tokio::net::TcpListener,
+///     limit: &RateLimitLayer<Limiter<SlidingWindow>>,
+/// ) -> Result<(), Box<dyn std::error::Error>> {
+///     let (connection, address) = listener.accept().await?;
+///     let service = service_fn(async |_request: http::Request<Incoming>| {
+///         Ok::<_, Infallible>(http::Response::new(Full::new(Bytes::from("welcome"))))
+///     });
+///     let service = limit.layer(service).map_request(move |mut request: http::Request<Incoming>| {
+///         request.extensions_mut().insert(Peer::from(address));
+///         request
+///     });
+///     hyper::server::conn::http1::Builder::new()
+///         .serve_connection(TokioIo::new(connection), TowerToHyperService::new(service))
+///         .await?;
+///     Ok(())
+/// }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Peer(pub IpAddr);
@@ -190,13 +213,12 @@ impl IpKey {
     ///
     /// ```
     /// use ratevault::http::ip_key;
+    /// use tonic::transport::server::TcpConnectInfo;
     ///
-    /// // What a server of yours puts there; with tonic: its `TcpConnectInfo`.
-    /// #[derive(Clone)]
-    /// struct Connection { remote: std::net::SocketAddr }
-    ///
+    /// // Where tonic's server leaves it.
     /// let key = ip_key().peer(|extensions| {
-    ///     extensions.get::<Connection>().map(|connection| connection.remote.ip())
+    ///     let connection = extensions.get::<TcpConnectInfo>()?;
+    ///     Some(connection.remote_addr()?.ip())
     /// });
     /// # let _ = key;
     /// ```
