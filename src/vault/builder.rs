@@ -102,8 +102,7 @@ impl<V: Row> VaultBuilder<V> {
     }
 
     /// How long to wait for another process to release the file. A setting of the file. Default:
-    /// 5 s, so that a restarting service may overlap the old one. However short it is, the lock is tried
-    /// three times within about 30 ms.
+    /// 5 s, so that a restarting service may overlap the old one.
     pub fn lock_timeout(mut self, timeout: Duration) -> Self {
         self.wanted.lock_timeout = Some(timeout);
         self

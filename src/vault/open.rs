@@ -20,37 +20,29 @@ use super::stamp::{Expected, Stamps};
 use super::storage::{FileLocks, NoLocks, PrivateBackend, Storage};
 use crate::error::{Cause, Error, Result};
 
-/// A wait for somebody else's lock.
-///
-/// A lock may outlive its holder for a moment, such as that of a process which was killed, so there
-/// are some tries however short the timeout is.
+/// A wait for a lock of another process. Locks of our own are the registry's matter.
 pub(super) struct Patience {
     started: Instant,
     timeout: Duration,
-    tries: u32,
     pause: Duration,
 }
-
-const FEWEST_TRIES: u32 = 3;
 
 impl Patience {
     pub(super) fn new(timeout: Duration) -> Self {
         Self {
             started: Instant::now(),
             timeout,
-            tries: 1,
             pause: Duration::from_millis(10),
         }
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.tries >= FEWEST_TRIES && self.started.elapsed() >= self.timeout
+        self.started.elapsed() >= self.timeout
     }
 
     /// Waits before the next try; longer each time, as a try costs a look at the file.
     pub(super) fn pause(&mut self) {
         thread::sleep(self.pause);
-        self.tries += 1;
         self.pause = Duration::from_millis(50).min(self.pause * 2);
     }
 }

@@ -1,8 +1,8 @@
 //! The registry: which files this process has open, so that all vaults on one file share it.
 //!
-//! A file is known by its identity (device and inode), not by its path. Each has a slot that is
-//! vacant, being opened, or open. Whoever finds a slot being opened or closed waits on that slot;
-//! the registry's own lock covers looking up and vacating alone. Lock order: registry, then slot.
+//! A file is known by its identity (device and inode), not by its path. Each has a slot from when
+//! it is being opened until it is closed. Whoever finds one waits until it is open or gone, and
+//! then looks again; the registry's own lock covers adding and removing slots alone.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
@@ -37,14 +37,14 @@ pub(super) struct Slot {
 
 #[derive(Debug)]
 enum State {
-    Vacant,
     Opening,
-    /// Open until it is closed or its last handle is dropped, and closing from then on until it is
-    /// vacated.
+    /// Open until it is closed or its last handle is dropped, and closing from then on.
     Open {
         handles: Weak<OpenFile>,
         shared: Weak<Shared>,
     },
+    /// No longer in the registry: another slot may have its place.
+    Gone,
 }
 
 /// The open file of `source`, opened if no handle has it open.
@@ -54,11 +54,17 @@ pub(super) fn open(
     expected: Expected<'_>,
 ) -> Result<Arc<OpenFile>> {
     let path = source.path();
-    let slot = Slot::of(&source);
-    if let Some(file) = slot.occupy() {
-        file.shared().settings.check(wanted, &path)?;
-        return Ok(file);
-    }
+    let slot = loop {
+        match Slot::of(&source) {
+            Found::Ours(slot) => break slot,
+            Found::Others(slot) => {
+                if let Some(file) = slot.wait() {
+                    file.shared().settings.check(wanted, &path)?;
+                    return Ok(file);
+                }
+            }
+        }
+    };
     let opening = Opening(&slot);
     let settings = FileSettings::new(wanted);
     let file = Arc::new(OpenFile::new(
@@ -71,40 +77,43 @@ pub(super) fn open(
     Ok(file)
 }
 
+/// A slot, and whose it is to fill.
+enum Found {
+    Ours(Arc<Slot>),
+    Others(Arc<Slot>),
+}
+
 impl Slot {
-    /// The slot of `source`, made if there is none.
-    fn of(source: &Source) -> Arc<Self> {
+    /// The slot of `source`; the caller's to fill if there was none.
+    fn of(source: &Source) -> Found {
         let identity = match source {
             Source::File { identity, .. } => Identity::File(Arc::clone(identity)),
             Source::Private(storage) => Identity::Private(Arc::as_ptr(storage).addr()),
         };
         let mut slots = slots();
         if let Some(slot) = slots.get(&identity) {
-            return Arc::clone(slot);
+            return Found::Others(Arc::clone(slot));
         }
         let identity = Arc::new(identity);
         let slot = Arc::new(Self {
             identity: Arc::clone(&identity),
-            state: Mutex::new(State::Vacant),
+            state: Mutex::new(State::Opening),
             changed: Condvar::new(),
         });
         slots.insert(identity, Arc::clone(&slot));
-        slot
+        Found::Ours(slot)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The file if it is open; else the slot is the caller's to fill.
-    fn occupy(&self) -> Option<Arc<OpenFile>> {
+    /// The file once it is open; `None` once the slot is gone.
+    fn wait(&self) -> Option<Arc<OpenFile>> {
         let mut state = self.lock();
         loop {
             match &*state {
-                State::Vacant => {
-                    *state = State::Opening;
-                    return None;
-                }
+                State::Gone => return None,
                 State::Opening => {}
                 State::Open { handles, shared } => {
                     let serves = |shared: Arc<Shared>| !shared.queue.is_closing();
@@ -122,21 +131,11 @@ impl Slot {
         }
     }
 
-    /// Lets the next one in; a slot that nobody waits for goes.
-    ///
-    /// All of it under the registry's lock: between becoming vacant and going, the slot could be
-    /// filled again, and the next one would then open the file beside it.
+    /// Lets the next one in, who makes a slot of its own.
     pub(super) fn vacate(&self) {
-        let mut slots = slots();
-        *self.lock() = State::Vacant;
+        slots().remove(&self.identity);
+        *self.lock() = State::Gone;
         self.changed.notify_all();
-        // The map's and the caller's.
-        let unwanted = slots
-            .get(&self.identity)
-            .is_some_and(|slot| Arc::strong_count(slot) <= 2);
-        if unwanted {
-            slots.remove(&self.identity);
-        }
     }
 }
 
@@ -157,5 +156,45 @@ impl Opening<'_> {
 impl Drop for Opening<'_> {
     fn drop(&mut self) {
         self.0.vacate();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+
+    use super::*;
+    use crate::vault::MemoryStorage;
+
+    /// As files do it: the opener lets go of the slot, and the writer vacates it through a weak
+    /// reference, while others wait for it.
+    #[test]
+    fn a_slot_is_filled_by_one_at_a_time() {
+        let source = Source::Private(Arc::new(MemoryStorage::default()));
+        let filled = AtomicUsize::new(0);
+        let fill = || {
+            for _ in 0..2_000 {
+                let slot = loop {
+                    match Slot::of(&source) {
+                        Found::Ours(slot) => break slot,
+                        Found::Others(slot) => assert!(slot.wait().is_none()),
+                    }
+                };
+                assert_eq!(filled.fetch_add(1, Ordering::SeqCst), 0);
+                let kept_by_the_registry = Arc::downgrade(&slot);
+                drop(slot);
+                thread::yield_now();
+                let slot = kept_by_the_registry.upgrade().expect("it is occupied");
+                filled.fetch_sub(1, Ordering::SeqCst);
+                slot.vacate();
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(fill);
+            }
+        });
+        assert!(matches!(Slot::of(&source), Found::Ours(_)));
     }
 }
