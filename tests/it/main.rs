@@ -20,6 +20,10 @@ mod concurrency;
 mod deadlines;
 mod dump;
 mod faults;
+#[cfg(feature = "axum")]
+mod http_address;
+#[cfg(feature = "axum")]
+mod http_servers;
 mod lifecycle;
 mod limits;
 mod opening;

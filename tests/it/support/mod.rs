@@ -3,6 +3,8 @@
 pub mod desk;
 pub mod faulty;
 pub mod file;
+#[cfg(feature = "axum")]
+pub mod web;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
