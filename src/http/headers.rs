@@ -31,19 +31,35 @@ pub(super) enum HeaderSet {
 
 impl HeaderSet {
     /// The fields for a decision whose next place comes free at `reset_at` by the wall clock.
-    pub(super) fn fields(&self, decision: &Decision, reset_at: Timestamp) -> HeaderMap {
-        let mut fields = HeaderMap::new();
+    pub(super) fn fields(&self, decision: &Decision, reset_at: Timestamp) -> Fields {
         match self {
             Self::XRateLimit => {
                 let reset_at = Duration::from_millis(reset_at.as_millis());
-                fields.insert(X_LIMIT, decision.limit().into());
-                fields.insert(X_REMAINING, decision.remaining().into());
-                fields.insert(X_RESET, whole_seconds(reset_at).into());
+                Fields([
+                    Some((X_LIMIT, decision.limit().into())),
+                    Some((X_REMAINING, decision.remaining().into())),
+                    Some((X_RESET, whole_seconds(reset_at).into())),
+                ])
             }
-            Self::Ietf(policies) => policies.add_to(&mut fields, decision),
-            Self::None => {}
+            Self::Ietf(policies) => policies.fields(decision),
+            Self::None => Fields::default(),
         }
-        fields
+    }
+}
+
+/// Header fields on their way to a response.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Fields([Option<(HeaderName, HeaderValue)>; 3]);
+
+impl Fields {
+    fn iter(&self) -> impl Iterator<Item = &(HeaderName, HeaderValue)> {
+        self.0.iter().flatten()
+    }
+
+    fn insert_into(self, headers: &mut HeaderMap) {
+        for (name, value) in self.0.into_iter().flatten() {
+            headers.insert(name, value);
+        }
     }
 }
 
@@ -89,10 +105,7 @@ impl Policies {
         })
     }
 
-    fn add_to(&self, fields: &mut HeaderMap, decision: &Decision) {
-        if let Some(announced) = &self.announced {
-            fields.insert(RATELIMIT_POLICY, announced.clone());
-        }
+    fn fields(&self, decision: &Decision) -> Fields {
         // Of quotas with one limit only that with the longest window is ever reported.
         let decided = self.named.iter();
         let decided = decided.filter(|(quota, _)| quota.limit() == decision.limit());
@@ -100,9 +113,14 @@ impl Policies {
         let name = decided.map_or(&self.name, |(_, name)| name);
         let reset = whole_seconds(decision.reset_after());
         let text = format!("{name};r={};t={reset}", decision.remaining());
-        if let Ok(value) = HeaderValue::try_from(text) {
-            fields.insert(RATELIMIT, value);
-        }
+        let announced = self.announced.clone();
+        Fields([
+            announced.map(|policies| (RATELIMIT_POLICY, policies)),
+            HeaderValue::try_from(text)
+                .ok()
+                .map(|text| (RATELIMIT, text)),
+            None,
+        ])
     }
 }
 
@@ -121,7 +139,7 @@ fn whole_seconds(span: Duration) -> u64 {
 #[derive(Clone, Debug, Default)]
 pub struct Admitted {
     decision: Option<Decision>,
-    fields: HeaderMap,
+    fields: Fields,
 }
 
 /// What the fields of a response say already.
@@ -132,7 +150,7 @@ enum Shown {
 }
 
 impl Admitted {
-    pub(super) const fn new(decision: Decision, fields: HeaderMap) -> Self {
+    pub(super) const fn new(decision: Decision, fields: Fields) -> Self {
         Self {
             decision: Some(decision),
             fields,
@@ -148,39 +166,46 @@ impl Admitted {
 
     /// The header fields, such as `x-ratelimit-remaining`.
     #[must_use]
-    pub const fn headers(&self) -> &HeaderMap {
-        &self.fields
+    pub fn headers(&self) -> HeaderMap {
+        self.fields.iter().cloned().collect()
     }
 
     /// Adds the fields to a response, unless it shows a limit with fewer places left.
     pub fn add_to<B>(self, response: &mut Response<B>) {
-        if self.is_news_to(response.extensions()) {
-            response.extensions_mut().extend(self.shown());
-            response.headers_mut().extend(self.fields);
+        if let Some(remaining) = self.to_show(response.extensions()) {
+            let replaces = response
+                .extensions_mut()
+                .insert(Shown::Remaining(remaining));
+            self.replace(replaces.is_some(), response.headers_mut());
         }
     }
 
-    fn is_news_to(&self, extensions: &Extensions) -> bool {
-        match (extensions.get(), &self.decision) {
-            (_, None) | (Some(Shown::Refused), _) => false,
-            (Some(Shown::Remaining(shown)), Some(own)) => own.remaining() < *shown,
-            (None, Some(_)) => true,
+    /// How many places are left, if that is to be shown beside what the response shows already.
+    fn to_show(&self, shown: &Extensions) -> Option<u32> {
+        self.fields.iter().next()?;
+        let remaining = self.decision.as_ref()?.remaining();
+        match shown.get() {
+            Some(Shown::Refused) => None,
+            Some(Shown::Remaining(shown)) => (remaining < *shown).then_some(remaining),
+            None => Some(remaining),
         }
     }
 
-    fn shown(&self) -> Extensions {
-        let mut extensions = Extensions::new();
-        if let Some(decision) = &self.decision {
-            extensions.insert(Shown::Remaining(decision.remaining()));
+    /// Of two limits only one is shown, also if their fields have other names.
+    fn replace(self, replaces: bool, headers: &mut HeaderMap) {
+        if replaces {
+            for name in [X_LIMIT, X_REMAINING, X_RESET, RATELIMIT, RATELIMIT_POLICY] {
+                headers.remove(name);
+            }
         }
-        extensions
+        self.fields.insert_into(headers);
     }
 }
 
 /// Adds the fields of a decision to the response that refuses the request.
-pub(super) fn show_refusal<B>(fields: HeaderMap, response: &mut Response<B>) {
+pub(super) fn show_refusal<B>(fields: Fields, response: &mut Response<B>) {
     response.extensions_mut().insert(Shown::Refused);
-    response.headers_mut().extend(fields);
+    fields.insert_into(response.headers_mut());
 }
 
 /// As [`add_to`](Admitted::add_to): `(admitted, "welcome")` is a response with the fields.
@@ -192,9 +217,11 @@ impl axum::response::IntoResponseParts for Admitted {
         self,
         mut response: axum::response::ResponseParts,
     ) -> std::result::Result<axum::response::ResponseParts, Self::Error> {
-        if self.is_news_to(response.extensions()) {
-            response.extensions_mut().extend(self.shown());
-            response.headers_mut().extend(self.fields);
+        if let Some(remaining) = self.to_show(response.extensions()) {
+            let replaces = response
+                .extensions_mut()
+                .insert(Shown::Remaining(remaining));
+            self.replace(replaces.is_some(), response.headers_mut());
         }
         Ok(response)
     }
@@ -211,12 +238,17 @@ mod tests {
         Decision::allowed(limit, remaining, NOW, reset_at)
     }
 
+    fn value_of<'f>(fields: &'f Fields, name: &HeaderName) -> Option<&'f HeaderValue> {
+        let mut found = fields.iter().filter(|(found, _)| found == name);
+        found.next().map(|(_, value)| value)
+    }
+
     fn ietf(name: &str, quotas: &[&str], decision: &Decision) -> [String; 2] {
         let quotas: Vec<Quota> = quotas.iter().map(|q| q.parse().expect("quota")).collect();
         let set = HeaderSet::Ietf(Policies::new(name, &quotas).expect("a name"));
         let fields = set.fields(decision, NOW);
         [RATELIMIT_POLICY, RATELIMIT].map(|name| {
-            let value = fields.get(name);
+            let value = value_of(&fields, &name);
             value.map_or("", |v| v.to_str().expect("text")).to_owned()
         })
     }
@@ -226,7 +258,7 @@ mod tests {
         let reset_at = |ms| {
             let fields =
                 HeaderSet::XRateLimit.fields(&decision(5, 4, 0), Timestamp::from_millis(ms));
-            fields.get(X_RESET).cloned()
+            value_of(&fields, &X_RESET).cloned()
         };
         assert_eq!(reset_at(59_000), Some(HeaderValue::from(59)));
         assert_eq!(reset_at(59_001), Some(HeaderValue::from(60)));

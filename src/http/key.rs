@@ -172,14 +172,12 @@ pub struct IpKey {
     trusted: TrustedProxies,
     ipv6_prefix: u8,
     find_peer: Option<Arc<FindPeer>>,
-    warned: Arc<Warned>,
 }
 
-#[derive(Debug, Default)]
-struct Warned {
-    of_no_peer: Once,
-    of_a_proxy: Once,
-}
+/// Once per process: a handler may make a key function for each request, and clients choose what
+/// they send.
+static WARNED_OF_NO_PEER: Once = Once::new();
+static WARNED_OF_A_PROXY: Once = Once::new();
 
 impl IpKey {
     fn new(trusted: TrustedProxies) -> Self {
@@ -187,7 +185,6 @@ impl IpKey {
             trusted,
             ipv6_prefix: 64,
             find_peer: None,
-            warned: Arc::default(),
         }
     }
 
@@ -239,10 +236,7 @@ impl IpKey {
             None => peer(&request.extensions),
         };
         let lines = request.headers.get_all(X_FORWARDED_FOR);
-        if self.trusted.is_empty()
-            && lines.iter().next().is_some()
-            && self.warned.of_a_proxy.first()
-        {
+        if self.trusted.is_empty() && lines.iter().next().is_some() && WARNED_OF_A_PROXY.first() {
             tracing::warn!(
                 "a request has X-Forwarded-For, which is ignored as no proxy is trusted: behind a proxy use ip_key_forwarded(..), or all its users are one client"
             );
@@ -257,7 +251,7 @@ impl IpKey {
 impl KeyFunction for IpKey {
     fn client(&self, request: &Parts) -> Option<ClientKey> {
         let address = self.address(request);
-        if address.is_none() && self.warned.of_no_peer.first() {
+        if address.is_none() && WARNED_OF_NO_PEER.first() {
             tracing::warn!(
                 "a request has no peer address, so it is counted as \"unknown\" together with all others like it: put ratevault::http::Peer into its extensions, or serve with axum's into_make_service_with_connect_info::<SocketAddr>()"
             );

@@ -80,7 +80,8 @@ impl<G: Gate> RateLimitLayer<G> {
 
     /// Counts requests at the route that axum matched, such as `/users/{id}`: each a limit of its own.
     ///
-    /// Requests that match no route share one, "unmatched".
+    /// Requests that match no route share one, "unmatched". axum matches no route for the root of a
+    /// `nest_service`, and sends what a nested router does not know to the outer one's fallback.
     #[cfg(feature = "axum")]
     pub fn per_route(gate: G) -> Self {
         Self::new(gate, "unmatched").changed(|limit| limit.per_route = true)
@@ -263,11 +264,11 @@ pub(super) async fn finish<G: Gate>(
 impl<G: Gate> Limit<G> {
     /// Asks the gate about a request that came through the layer.
     pub(super) fn ask(&self, request: &mut Parts) -> Asked<G::Future> {
-        self.warn_of_second_pass(request);
         let cost = self.cost_of(request);
         if cost == 0 {
             return Asked::Skipped;
         }
+        self.warn_of_second_pass(request);
         let (case, client) = (self.case(request), self.key.client(request));
         self.rules.ask(&*self.gate, case.endpoint, client, cost)
     }
@@ -333,7 +334,11 @@ impl<G> Clone for Limit<G> {
     fn clone(&self) -> Self {
         Self {
             gate: Arc::clone(&self.gate),
-            rules: self.rules.clone(),
+            // Another limit, which has logged nothing yet.
+            rules: Rules {
+                said: Arc::default(),
+                ..self.rules.clone()
+            },
             endpoint: Arc::clone(&self.endpoint),
             #[cfg(feature = "axum")]
             per_route: self.per_route,

@@ -46,6 +46,9 @@
 //! that the client wrote, and ignored. A service on a unix socket sees no addresses: its clients
 //! share the key "unknown", unless [`IpKey::peer`] says who the proxy is.
 //!
+//! A refusal is sent without reading the request's body. Over HTTP/1 a client that is still sending
+//! many megabytes may find its connection closed instead.
+//!
 //! # When the limiter fails
 //!
 //! Requests are answered 503, or served with [`RateLimitLayer::fail_open`], until it is well again;

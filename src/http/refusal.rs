@@ -102,10 +102,11 @@ impl Refusal<'_> {
 
     fn grpc_type(&self) -> Option<&HeaderValue> {
         let content_type = self.request.headers.get(CONTENT_TYPE)?;
-        let prefix = content_type.as_bytes().get(.."application/grpc".len())?;
-        prefix
-            .eq_ignore_ascii_case(b"application/grpc")
-            .then_some(content_type)
+        let bytes = content_type.as_bytes();
+        let (kind, rest) = bytes.split_at_checked("application/grpc".len())?;
+        // Such as `+proto`, `-web`, or a parameter.
+        let ends = rest.first().is_none_or(|next| b"+-; ".contains(next));
+        (ends && kind.eq_ignore_ascii_case(b"application/grpc")).then_some(content_type)
     }
 
     /// The headers that are due whatever the body says.

@@ -8,11 +8,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::Response;
-use http::header::HeaderMap;
 use http::request::Parts;
 
 use super::body::RefusalBody;
-use super::headers::{Admitted, HeaderSet, show_refusal};
+use super::headers::{Admitted, Fields, HeaderSet, show_refusal};
 use super::key::ClientKey;
 use super::refusal::{Reason, Refusal, plain_text};
 use super::warning::{Once, Throttle};
@@ -151,7 +150,7 @@ impl Rules {
             Ok(Admission::Refused { retry_after }) => {
                 let wait = retry_after.map(|wait| seconds_rounded_up(wait).max(1));
                 let mut response = self.refuse(case, Reason::Limited, None, wait);
-                show_refusal(HeaderMap::new(), &mut response);
+                show_refusal(Fields::default(), &mut response);
                 Err(response)
             }
             Err(error) => match self.failed(case.endpoint, &error) {

@@ -9,6 +9,10 @@ use std::time::{Duration, Instant};
 pub(super) struct Once(AtomicBool);
 
 impl Once {
+    pub(super) const fn new() -> Self {
+        Self(AtomicBool::new(false))
+    }
+
     /// Whether this is the first time.
     pub(super) fn first(&self) -> bool {
         !self.0.load(Ordering::Relaxed) && !self.0.swap(true, Ordering::Relaxed)

@@ -23,6 +23,8 @@ struct Timer {
 struct Alarms {
     set: BTreeMap<Id, Waker>,
     last: u64,
+    /// Until when the timer sleeps; `None`: until it is woken.
+    sleeps_until: Option<Instant>,
 }
 
 /// Wakes a task once its time has come.
@@ -56,11 +58,11 @@ impl Alarm {
             (self.at, alarms.last)
         });
         let replaced = alarms.set.insert(id, waker);
-        let first = alarms.set.first_key_value();
-        let is_first = first.is_some_and(|(first, _)| *first == id);
+        // Mostly it sleeps for an alarm that was set before, and is gone by now.
+        let would_sleep_on = alarms.sleeps_until.is_none_or(|until| self.at < until);
         drop(alarms);
         drop(replaced);
-        if is_first {
+        if would_sleep_on {
             timer.changed.notify_one();
         }
         false
@@ -99,6 +101,7 @@ impl Timer {
         let mut alarms = self.lock();
         loop {
             let now = Instant::now();
+            alarms.sleeps_until = alarms.set.first_key_value().map(|(first, _)| first.0);
             alarms = match alarms.set.first_entry() {
                 None => self
                     .changed

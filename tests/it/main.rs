@@ -23,6 +23,8 @@ mod faults;
 #[cfg(feature = "axum")]
 mod http_address;
 #[cfg(feature = "axum")]
+mod http_layer;
+#[cfg(feature = "axum")]
 mod http_servers;
 mod lifecycle;
 mod limits;

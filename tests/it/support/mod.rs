@@ -4,6 +4,8 @@ pub mod desk;
 pub mod faulty;
 pub mod file;
 #[cfg(feature = "axum")]
+pub mod http;
+#[cfg(feature = "axum")]
 pub mod web;
 
 use std::sync::Arc;
