@@ -12,6 +12,7 @@ use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::{StatusCode, request::Parts};
@@ -26,6 +27,9 @@ use ratevault::{Decision, HitLog, Limiter, Quota, SlidingWindow, Vault};
 use serde::Deserialize;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+
+/// How long a request that is under way at the end may still take.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// Serve a demo login whose limits survive restarts and crashes.
 ///
@@ -72,9 +76,13 @@ impl Login {
             listener.map_err(|error| format!("cannot listen on port {}: {error}", self.port))?;
         announce(listener.local_addr()?)?;
         let service = app.into_make_service_with_connect_info::<SocketAddr>();
-        axum::serve(listener, service)
-            .with_graceful_shutdown(asked_to_stop()?)
-            .await?;
+        let served = axum::serve(listener, service).with_graceful_shutdown(asked_to_stop()?);
+        let asked = asked_to_stop()?;
+        tokio::select! {
+            served = served.into_future() => served?,
+            // A request that never ends does not keep the file open for ever.
+            () = async { asked.await; tokio::time::sleep(GRACE).await } => {}
+        }
         Ok(vault.close_async().await?)
     }
 
@@ -115,14 +123,14 @@ fn app(vault: &Vault<HitLog>, logins: SlidingWindow, key: &IpKey) -> ratevault::
     let resets = SlidingWindow::new(Quota::per_hour(3)?)?;
     Ok(Router::new()
         .route("/", get(Page::show))
-        .route("/login", post(login).layer(limited("login", logins)))
+        .route("/login", post(login).route_layer(limited("login", logins)))
         .route(
             "/register",
-            post(register).layer(limited("register", registrations)),
+            post(register).route_layer(limited("register", registrations)),
         )
         .route(
             "/password-reset",
-            post(reset_password).layer(limited("password-reset", resets)),
+            post(reset_password).route_layer(limited("password-reset", resets)),
         )
         .with_state(page))
 }
@@ -192,10 +200,10 @@ impl Page {
 
 fn rendered(decision: &Decision) -> String {
     include_str!("login.html")
-        .replace("{limit}", &decision.limit().to_string())
-        .replace("{remaining}", &decision.remaining().to_string())
+        .replace("%limit%", &decision.limit().to_string())
+        .replace("%remaining%", &decision.remaining().to_string())
         .replace(
-            "{reset_ms}",
+            "%reset_ms%",
             &decision.reset_after().as_millis().to_string(),
         )
 }

@@ -28,7 +28,13 @@ mod http_layer;
 mod http_servers;
 mod lifecycle;
 mod limits;
+#[cfg(all(unix, feature = "axum"))]
+mod login;
+#[cfg(all(target_os = "linux", feature = "axum"))]
+mod nginx;
 mod opening;
+#[cfg(all(target_os = "linux", feature = "axum"))]
+mod page;
 mod programs;
 mod rows;
 mod snapshot;

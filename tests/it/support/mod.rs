@@ -1,10 +1,14 @@
 //! What the tests share: a plain row type, waiting without sleeping, and a storage that misbehaves.
 
+#[cfg(all(unix, feature = "axum"))]
+pub mod client;
 pub mod desk;
 pub mod faulty;
 pub mod file;
 #[cfg(feature = "axum")]
 pub mod http;
+#[cfg(all(unix, feature = "axum"))]
+pub mod server;
 #[cfg(feature = "axum")]
 pub mod web;
 
