@@ -26,7 +26,6 @@ use ratevault::http::{
 use ratevault::{Decision, HitLog, Limiter, Quota, SlidingWindow, Vault};
 use serde::Deserialize;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 
 /// How long a request that is under way at the end may still take.
 const GRACE: Duration = Duration::from_secs(5);
@@ -74,14 +73,15 @@ impl Login {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, self.port)).await;
         let listener =
             listener.map_err(|error| format!("cannot listen on port {}: {error}", self.port))?;
+        // Before anybody may think that it runs.
+        let (asked, asked_for_long) = (asked_to_stop()?, asked_to_stop()?);
         announce(listener.local_addr()?)?;
         let service = app.into_make_service_with_connect_info::<SocketAddr>();
-        let served = axum::serve(listener, service).with_graceful_shutdown(asked_to_stop()?);
-        let asked = asked_to_stop()?;
+        let served = axum::serve(listener, service).with_graceful_shutdown(asked);
         tokio::select! {
             served = served.into_future() => served?,
             // A request that never ends does not keep the file open for ever.
-            () = async { asked.await; tokio::time::sleep(GRACE).await } => {}
+            () = async { asked_for_long.await; tokio::time::sleep(GRACE).await } => {}
         }
         Ok(vault.close_async().await?)
     }
@@ -215,8 +215,10 @@ fn announce(address: SocketAddr) -> io::Result<()> {
     cli::still_read(io::stdout().lock().write_all(text.as_bytes())).map(drop)
 }
 
-/// Ends at Ctrl-C or SIGTERM.
+/// A future that ends at Ctrl-C or SIGTERM, if they come after this call.
+#[cfg(unix)]
 fn asked_to_stop() -> io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     Ok(async move {
@@ -225,4 +227,10 @@ fn asked_to_stop() -> io::Result<impl Future<Output = ()>> {
             _ = terminate.recv() => {}
         }
     })
+}
+
+/// A future that ends at Ctrl-C.
+#[cfg(not(unix))]
+fn asked_to_stop() -> io::Result<impl Future<Output = ()>> {
+    Ok(async { drop(tokio::signal::ctrl_c().await) })
 }

@@ -11,6 +11,12 @@ use http_body::{Body, Frame, SizeHint};
 #[derive(Clone, Debug, Default)]
 pub struct RefusalBody(Option<Bytes>);
 
+impl RefusalBody {
+    pub(super) fn len(&self) -> usize {
+        self.0.as_ref().map_or(0, Bytes::len)
+    }
+}
+
 impl<T: Into<Bytes>> From<T> for RefusalBody {
     fn from(bytes: T) -> Self {
         Self(Some(bytes.into()).filter(|bytes| !bytes.is_empty()))
@@ -33,8 +39,7 @@ impl Body for RefusalBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        let bytes = self.0.as_ref().map_or(0, Bytes::len);
-        SizeHint::with_exact(u64::try_from(bytes).unwrap_or(u64::MAX))
+        SizeHint::with_exact(u64::try_from(self.len()).unwrap_or(u64::MAX))
     }
 }
 

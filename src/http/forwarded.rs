@@ -3,8 +3,9 @@
 //! The header is a list to which each proxy appends the address it was called from. All but what a
 //! trusted proxy appended is text that the client wrote.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4};
 use std::str::{self, FromStr};
+use std::sync::Arc;
 
 use ipnet::{IpNet, Ipv4Net};
 
@@ -25,7 +26,7 @@ use crate::error::{Error, Result};
 /// # Ok::<(), ratevault::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TrustedProxies(Vec<IpNet>);
+pub struct TrustedProxies(Arc<[IpNet]>);
 
 impl TrustedProxies {
     /// Trusts these addresses (`10.0.0.7`) and ranges (`10.0.0.0/24`); none: nobody.
@@ -54,7 +55,7 @@ impl TrustedProxies {
 
     /// Whether nobody is trusted.
     #[must_use]
-    pub const fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
@@ -82,6 +83,9 @@ impl TrustedProxies {
         client
     }
 }
+
+/// The first 96 bits of 64:ff9b::/96.
+const TRANSLATED: u128 = 0x0064_ff9b_0000_0000_0000_0000;
 
 /// The range that `text` names.
 fn range(text: &str) -> Result<IpNet> {
@@ -160,10 +164,15 @@ fn is_port(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_digit()) && u16::from_str(text).is_ok()
 }
 
-/// The first `prefix` bits of an IPv6 address; an IPv4 address as it is.
+/// The first `prefix` bits of an IPv6 address; an IPv4 address as it is, also one that a translator
+/// has put into IPv6 (RFC 6052, 2.1): behind it are as many hosts as there are addresses.
 pub(super) fn masked(address: IpAddr, prefix: u8) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),
+        IpAddr::V6(address) if address.to_bits() >> 32 == TRANSLATED => {
+            let bits = u32::try_from(address.to_bits() & u128::from(u32::MAX));
+            IpAddr::V4(Ipv4Addr::from_bits(bits.unwrap_or_default()))
+        }
         IpAddr::V6(address) => {
             let rest = 128_u32.saturating_sub(prefix.into());
             let mask = u128::MAX.checked_shl(rest).unwrap_or(0);
@@ -218,6 +227,7 @@ mod tests {
     #[test]
     fn a_mapped_address_is_unmapped_before_it_is_masked() {
         assert_eq!(masked(ip("::ffff:192.0.2.1"), 64), ip("192.0.2.1"));
+        assert_eq!(masked(ip("64:ff9b::192.0.2.1"), 64), ip("192.0.2.1"));
         assert_eq!(masked(ip("2001:db8:1:2:3::4"), 64), ip("2001:db8:1:2::"));
         assert_eq!(
             masked(ip("2001:db8:1:2:3::4"), 128),

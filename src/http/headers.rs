@@ -137,6 +137,7 @@ fn whole_seconds(span: Duration) -> u64 {
 
 /// An admitted request: what its response should show.
 #[derive(Clone, Debug, Default)]
+#[must_use = "its fields are seen only if they are added to the response"]
 pub struct Admitted {
     decision: Option<Decision>,
     fields: Fields,
@@ -170,9 +171,10 @@ impl Admitted {
         self.fields.iter().cloned().collect()
     }
 
-    /// Adds the fields to a response, unless it shows a limit with fewer places left.
+    /// Adds the fields to a response, unless it shows a limit with fewer places left, or has fields
+    /// of the same names that no limit of this crate has added.
     pub fn add_to<B>(self, response: &mut Response<B>) {
-        if let Some(remaining) = self.to_show(response.extensions()) {
+        if let Some(remaining) = self.to_show(response.extensions(), response.headers()) {
             let replaces = response
                 .extensions_mut()
                 .insert(Shown::Remaining(remaining));
@@ -181,14 +183,16 @@ impl Admitted {
     }
 
     /// How many places are left, if that is to be shown beside what the response shows already.
-    fn to_show(&self, shown: &Extensions) -> Option<u32> {
-        self.fields.iter().next()?;
+    fn to_show(&self, shown: &Extensions, headers: &HeaderMap) -> Option<u32> {
+        let mut names = self.fields.iter().map(|(name, _)| name).peekable();
+        names.peek()?;
         let remaining = self.decision.as_ref()?.remaining();
-        match shown.get() {
-            Some(Shown::Refused) => None,
-            Some(Shown::Remaining(shown)) => (remaining < *shown).then_some(remaining),
-            None => Some(remaining),
-        }
+        let is_news = match shown.get() {
+            Some(Shown::Refused) => false,
+            Some(Shown::Remaining(shown)) => remaining < *shown,
+            None => !names.any(|name| headers.contains_key(name)),
+        };
+        is_news.then_some(remaining)
     }
 
     /// Of two limits only one is shown, also if their fields have other names.
@@ -217,7 +221,7 @@ impl axum::response::IntoResponseParts for Admitted {
         self,
         mut response: axum::response::ResponseParts,
     ) -> std::result::Result<axum::response::ResponseParts, Self::Error> {
-        if let Some(remaining) = self.to_show(response.extensions()) {
+        if let Some(remaining) = self.to_show(response.extensions(), response.headers()) {
             let replaces = response
                 .extensions_mut()
                 .insert(Shown::Remaining(remaining));

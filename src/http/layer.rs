@@ -12,8 +12,9 @@ use tower_layer::Layer;
 use super::body::RefusalBody;
 use super::headers::{Admitted, HeaderSet, Policies};
 use super::key::{KeyFunction, ip_key};
+use super::limit::Limit;
 use super::refusal::Refusal;
-use super::rules::{Asked, Case, Rules, Said};
+use super::rules::{Asked, Case, Rules};
 use super::service::RateLimit;
 use crate::error::Result;
 use crate::limiter::Gate;
@@ -30,7 +31,7 @@ use crate::limiter::Gate;
 ///
 /// let vault = Vault::builder("rate_limits").in_memory().open()?;
 /// let limiter = Limiter::new(vault, SlidingWindow::new(Quota::per_minute(5)?)?);
-/// let login = post(async || "welcome").layer(RateLimitLayer::new(limiter, "login"));
+/// let login = post(async || "welcome").route_layer(RateLimitLayer::new(limiter, "login"));
 /// let app: Router = Router::new().route("/login", login);
 /// # let _ = app;
 /// # Ok::<(), ratevault::Error>(())
@@ -41,22 +42,6 @@ use crate::limiter::Gate;
 pub struct RateLimitLayer<G> {
     limit: Arc<Limit<G>>,
 }
-
-/// One limit: whom it asks, about whom, and by which rules.
-pub(super) struct Limit<G> {
-    pub(super) gate: Arc<G>,
-    pub(super) rules: Rules,
-    /// What the limit is called, or with `per_route` where no route matched.
-    endpoint: Arc<str>,
-    #[cfg(feature = "axum")]
-    per_route: bool,
-    key: Arc<dyn KeyFunction>,
-    cost: Option<Arc<OfRequest<u32>>>,
-    skip: Option<Arc<OfRequest<bool>>>,
-}
-
-/// What the user says of each request.
-type OfRequest<T> = dyn Fn(&Parts) -> T + Send + Sync;
 
 impl<G: Gate> RateLimitLayer<G> {
     /// Counts requests at `endpoint` by their [`ip_key`], each as one place.
@@ -79,6 +64,8 @@ impl<G: Gate> RateLimitLayer<G> {
     }
 
     /// Counts requests at the route that axum matched, such as `/users/{id}`: each a limit of its own.
+    /// Apply it with `Router::layer` or `route_layer`: around a finished router no route is known yet.
+    ///
     ///
     /// Requests that match no route share one, "unmatched". axum matches no route for the root of a
     /// `nest_service`, and sends what a nested router does not know to the outer one's fallback.
@@ -99,14 +86,24 @@ impl<G: Gate> RateLimitLayer<G> {
     /// Whom a request is counted for. Default: [`ip_key`], because no header can be believed unless
     /// the proxies are known.
     ///
+    /// A key has to be something that the client cannot choose, such as an account that was
+    /// authenticated further out: each value of a header that nobody checked would be a new client.
+    ///
     /// ```
     /// # use ratevault::{Limiter, Quota, SlidingWindow, Vault};
+    /// use http::request::Parts;
     /// use ratevault::http::{ClientKey, RateLimitLayer};
     /// # let vault = Vault::builder("rate_limits").in_memory().open()?;
     /// # let limiter = Limiter::new(vault, SlidingWindow::new(Quota::per_minute(5)?)?);
     ///
-    /// let layer = RateLimitLayer::new(limiter, "api")
-    ///     .key(|request: &http::request::Parts| request.headers.get("x-api-key").map(ClientKey::from));
+    /// /// What authentication leaves in the request's extensions.
+    /// #[derive(Clone)]
+    /// struct Account(String);
+    ///
+    /// let layer = RateLimitLayer::new(limiter, "api").key(|request: &Parts| {
+    ///     let account = request.extensions.get::<Account>()?;
+    ///     Some(ClientKey::from(&*account.0))
+    /// });
     /// # let _ = layer;
     /// # Ok::<(), ratevault::Error>(())
     /// ```
@@ -146,7 +143,9 @@ impl<G: Gate> RateLimitLayer<G> {
     /// Serves requests, uncounted, while the limiter fails. Default: they are answered 503, because
     /// whoever can make a disk fail should not get unlimited attempts at a password.
     ///
-    /// A request whose own row is damaged is answered 503 all the same, until it is reset.
+    /// A request whose own row is damaged is answered 503 all the same, until it is reset; so is one
+    /// that finds the limiter's queue full, as clients can fill that. Whoever can make the disk slow
+    /// enough for [`answer_timeout`](Self::answer_timeout) is served.
     #[must_use]
     pub fn fail_open(self) -> Self {
         self.ruled(|rules| rules.fail_open = true)
@@ -261,59 +260,6 @@ pub(super) async fn finish<G: Gate>(
     }
 }
 
-impl<G: Gate> Limit<G> {
-    /// Asks the gate about a request that came through the layer.
-    pub(super) fn ask(&self, request: &mut Parts) -> Asked<G::Future> {
-        let cost = self.cost_of(request);
-        if cost == 0 {
-            return Asked::Skipped;
-        }
-        self.warn_of_second_pass(request);
-        let (case, client) = (self.case(request), self.key.client(request));
-        self.rules.ask(&*self.gate, case.endpoint, client, cost)
-    }
-
-    pub(super) fn case<'a>(&'a self, request: &'a Parts) -> Case<'a> {
-        let endpoint = &*self.endpoint;
-        #[cfg(feature = "axum")]
-        let endpoint = self.matched_route(request).unwrap_or(endpoint);
-        Case { endpoint, request }
-    }
-
-    #[cfg(feature = "axum")]
-    fn matched_route<'a>(&self, request: &'a Parts) -> Option<&'a str> {
-        let route = request.extensions.get::<axum::extract::MatchedPath>();
-        let route = route.filter(|_| self.per_route);
-        route.map(axum::extract::MatchedPath::as_str)
-    }
-
-    /// 0 for a request that is skipped.
-    fn cost_of(&self, request: &Parts) -> u32 {
-        if self.skip.as_ref().is_some_and(|skip| skip(request)) {
-            return 0;
-        }
-        self.cost.as_ref().map_or(1, |cost| cost(request))
-    }
-
-    fn warn_of_second_pass(&self, request: &mut Parts) {
-        let said = &self.rules.said;
-        let passed: &mut Passed = request.extensions.get_or_insert_default();
-        let seen = passed.0.iter().any(|other| Arc::ptr_eq(other, said));
-        if !seen {
-            passed.0.push(Arc::clone(said));
-        } else if said.twice.first() {
-            tracing::warn!(
-                endpoint = self.case(request).endpoint,
-                "a request passes the same rate limit twice and is counted twice: apply the layer once"
-            );
-        }
-    }
-}
-
-/// The limits that a request has passed.
-#[derive(Clone, Debug, Default)]
-struct Passed(Vec<Arc<Said>>);
-
 impl<S, G> Layer<S> for RateLimitLayer<G> {
     type Service = RateLimit<S, G>;
 
@@ -330,36 +276,8 @@ impl<G> Clone for RateLimitLayer<G> {
     }
 }
 
-impl<G> Clone for Limit<G> {
-    fn clone(&self) -> Self {
-        Self {
-            gate: Arc::clone(&self.gate),
-            // Another limit, which has logged nothing yet.
-            rules: Rules {
-                said: Arc::default(),
-                ..self.rules.clone()
-            },
-            endpoint: Arc::clone(&self.endpoint),
-            #[cfg(feature = "axum")]
-            per_route: self.per_route,
-            key: Arc::clone(&self.key),
-            cost: self.cost.clone(),
-            skip: self.skip.clone(),
-        }
-    }
-}
-
 impl<G> fmt::Debug for RateLimitLayer<G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("RateLimitLayer").field(&self.limit).finish()
-    }
-}
-
-impl<G> fmt::Debug for Limit<G> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Limit")
-            .field("endpoint", &self.endpoint)
-            .field("rules", &self.rules)
-            .finish_non_exhaustive()
     }
 }

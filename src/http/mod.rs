@@ -17,7 +17,7 @@
 //! let proxies = TrustedProxies::new(["10.0.0.7"])?;
 //! let limit = RateLimitLayer::new(limiter, "login").key(ip_key_forwarded(proxies));
 //!
-//! let app = Router::new().route("/login", post(async || "welcome").layer(limit));
+//! let app = Router::new().route("/login", post(async || "welcome").route_layer(limit));
 //! let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
 //! axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
 //! # Ok(())
@@ -28,14 +28,15 @@
 //!
 //! | field | on | value |
 //! |---|---|---|
-//! | `x-ratelimit-limit` | every response | how many requests the quota admits per window |
-//! | `x-ratelimit-remaining` | every response | how many places are left after this request |
-//! | `x-ratelimit-reset` | every response | when the next place comes free, in Unix seconds, rounded up |
+//! | `x-ratelimit-limit` | every request that was decided | how many requests the quota admits per window |
+//! | `x-ratelimit-remaining` | the same | how many places are left after this request |
+//! | `x-ratelimit-reset` | the same | when the next place comes free, in Unix seconds, rounded up |
 //! | `retry-after` | 429 | how long to wait, in whole seconds, rounded up: whoever waits that long is served |
 //! | `cache-control: no-store` | every refusal | |
 //!
 //! [`RateLimitLayer::ietf_headers`] shows the fields of the IETF draft in their place. A gRPC request
-//! is refused with `RESOURCE_EXHAUSTED`. Browsers hide the fields from a page of another origin
+//! (HTTP/2, POST, `application/grpc`) is refused with `RESOURCE_EXHAUSTED`: HTTP 200 and `grpc-status: 8`.
+//! A response that has such fields of its own is left as it is. Browsers hide the fields from a page of another origin
 //! unless the response lists them in `access-control-expose-headers`; put the layer inside that of
 //! CORS, so that refusals have CORS's fields and preflights are not counted.
 //!
@@ -43,8 +44,10 @@
 //!
 //! The peer of the connection ([`ip_key`]), or the client that trusted proxies name
 //! ([`ip_key_forwarded`]), an IPv6 client by its /64. `X-Forwarded-For` from anybody else is text
-//! that the client wrote, and ignored. A service on a unix socket sees no addresses: its clients
-//! share the key "unknown", unless [`IpKey::peer`] says who the proxy is.
+//! that the client wrote, and ignored. axum knows the peer if it serves with
+//! `into_make_service_with_connect_info::<SocketAddr>()`; with hyper put [`Peer`] into the request's
+//! extensions, with tonic use [`IpKey::peer`]: without, all share the key "unknown". A service on a unix socket sees no addresses: its clients
+//! share it too, unless [`IpKey::peer`] says who the proxy is.
 //!
 //! A refusal is sent without reading the request's body. Over HTTP/1 a client that is still sending
 //! many megabytes may find its connection closed instead.
@@ -54,12 +57,17 @@
 //! Requests are answered 503, or served with [`RateLimitLayer::fail_open`], until it is well again;
 //! that is logged once per interval. A request waits 2 s at most
 //! ([`RateLimitLayer::answer_timeout`]).
+//!
+//! Nothing here blocks the runtime but the end: dropping the last handle of a vault, which a router or
+//! a request under way may hold, waits for the disk. Await [`Vault::close_async`](crate::Vault::close_async)
+//! before.
 
 mod body;
 mod forwarded;
 mod headers;
 mod key;
 mod layer;
+mod limit;
 mod refusal;
 mod rules;
 mod service;
@@ -117,7 +125,8 @@ use rules::{Case, Rules};
 ///
 /// # Errors
 ///
-/// The finished refusal: 429, or 503 if the limiter fails.
+/// The finished refusal: 429, 503 if the limiter fails, 500 if the key function finds nobody or the
+/// endpoint is longer than 256 bytes.
 pub async fn check<G: Gate>(
     request: &Parts,
     gate: &G,

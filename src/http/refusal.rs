@@ -1,9 +1,11 @@
 //! What a client that is not served is told.
 
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use http::header::{
+    CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
+};
 use http::request::Parts;
-use http::{Response, StatusCode};
+use http::{Method, Response, StatusCode, Version};
 
 use super::body::RefusalBody;
 use crate::limiter::Decision;
@@ -96,11 +98,12 @@ impl Refusal<'_> {
         }
     }
 
-    pub(super) fn is_grpc(&self) -> bool {
-        self.grpc_type().is_some()
-    }
-
     fn grpc_type(&self) -> Option<&HeaderValue> {
+        // Anybody can write the content type: where it is no gRPC, a 200 would look like success to
+        // proxies that ask whether a request may pass.
+        if self.request.version != Version::HTTP_2 || self.request.method != Method::POST {
+            return None;
+        }
         let content_type = self.request.headers.get(CONTENT_TYPE)?;
         let bytes = content_type.as_bytes();
         let (kind, rest) = bytes.split_at_checked("application/grpc".len())?;
@@ -109,8 +112,26 @@ impl Refusal<'_> {
         (ends && kind.eq_ignore_ascii_case(b"application/grpc")).then_some(content_type)
     }
 
-    /// The headers that are due whatever the body says.
-    pub(super) fn mark(&self, headers: &mut HeaderMap) {
+    /// The response as `render` writes it, or as gRPC wants it, with the headers that are due
+    /// whatever it says.
+    pub(super) fn response(
+        &self,
+        render: impl FnOnce(&Self) -> Response<RefusalBody>,
+    ) -> Response<RefusalBody> {
+        let mut response = if self.grpc_type().is_some() {
+            self.grpc()
+        } else {
+            render(self)
+        };
+        if self.request.method == Method::HEAD {
+            let length = std::mem::take(response.body_mut()).len();
+            response.headers_mut().insert(CONTENT_LENGTH, length.into());
+        }
+        self.mark(response.headers_mut());
+        response
+    }
+
+    fn mark(&self, headers: &mut HeaderMap) {
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         if let Some(wait) = self.retry_after {
             headers.insert(RETRY_AFTER, HeaderValue::from(wait));
@@ -119,7 +140,7 @@ impl Refusal<'_> {
 
     /// As gRPC refuses: HTTP 200 and the status among the headers ("Trailers-Only"). Clients take a
     /// plain 429 for UNAVAILABLE, which they retry at once.
-    pub(super) fn grpc(&self) -> Response<RefusalBody> {
+    fn grpc(&self) -> Response<RefusalBody> {
         let mut response = Response::new(RefusalBody::default());
         let headers = response.headers_mut();
         let content_type = self.grpc_type().cloned();

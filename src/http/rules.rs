@@ -154,7 +154,10 @@ impl Rules {
                 Err(response)
             }
             Err(error) => match self.failed(case.endpoint, &error) {
-                Some(reason) => Err(self.refuse(case, reason, None, None)),
+                Some(reason) => {
+                    let overloaded = matches!(error, Error::Overloaded { .. });
+                    Err(self.refuse(case, reason, None, overloaded.then_some(1)))
+                }
                 None => Ok(Admitted::default()),
             },
         }
@@ -177,9 +180,10 @@ impl Rules {
             }
             _ => {
                 self.log_failure(endpoint, error);
-                // Whoever can damage a row must not be let in by it.
-                let is_damaged = matches!(error, Error::CorruptRow { .. });
-                let is_open = self.fail_open && !is_damaged;
+                // Whoever can damage a row, or fill the queue, must not be let in by it.
+                let is_closed =
+                    matches!(error, Error::CorruptRow { .. } | Error::Overloaded { .. });
+                let is_open = self.fail_open && !is_closed;
                 (Reason::Unavailable, self.dry_run || is_open)
             }
         };
@@ -187,14 +191,14 @@ impl Rules {
     }
 
     fn log_failure(&self, endpoint: &str, error: &Error) {
-        if let Some(unsaid) = self.said.failures.due(self.log_interval) {
+        if let Some(unsaid) = self.said.failures.due(endpoint, self.log_interval) {
             let open = self.fail_open;
             tracing::error!(endpoint, %error, fail_open = open, unsaid, "the rate limit fails");
         }
     }
 
     fn log_mistake(&self, endpoint: &str, mistake: &dyn fmt::Display) {
-        if let Some(unsaid) = self.said.mistakes.due(self.log_interval) {
+        if let Some(unsaid) = self.said.mistakes.due(endpoint, self.log_interval) {
             tracing::warn!(endpoint, %mistake, unsaid, "the rate limit cannot judge a request");
         }
     }
@@ -214,13 +218,7 @@ impl Rules {
             decision,
             retry_after,
         };
-        let mut response = if refusal.is_grpc() {
-            refusal.grpc()
-        } else {
-            (self.render)(&refusal)
-        };
-        refusal.mark(response.headers_mut());
-        response
+        refusal.response(&*self.render)
     }
 }
 

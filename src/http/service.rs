@@ -13,7 +13,7 @@ use tower_service::Service;
 
 use super::body::{RefusalBody, ResponseBody};
 use super::headers::Admitted;
-use super::layer::Limit;
+use super::limit::Limit;
 use super::rules::{Asked, Waiting};
 use crate::limiter::Gate;
 

@@ -1,5 +1,6 @@
-//! What is said once, or once per interval, however often it happens.
+//! What is said once, or once per interval and endpoint, however often it happens.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -19,9 +20,12 @@ impl Once {
     }
 }
 
-/// Says it once per interval, of the system's monotonic time.
+/// Says it once per interval for each endpoint, by the system's monotonic time.
 #[derive(Debug, Default)]
-pub(super) struct Throttle(Mutex<Unsaid>);
+pub(super) struct Throttle(Mutex<BTreeMap<String, Unsaid>>);
+
+/// How many endpoints are told apart; those beyond share one place.
+const MOST_ENDPOINTS: usize = 256;
 
 #[derive(Debug, Default)]
 struct Unsaid {
@@ -31,15 +35,23 @@ struct Unsaid {
 
 impl Throttle {
     /// `None` if it was said less than `interval` ago; else how often it went unsaid since.
-    pub(super) fn due(&self, interval: Duration) -> Option<u64> {
-        let mut unsaid = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn due(&self, endpoint: &str, interval: Duration) -> Option<u64> {
+        let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_known = places.contains_key(endpoint) || places.len() < MOST_ENDPOINTS;
+        let name = if is_known { endpoint } else { "" };
+        places.entry(name.to_owned()).or_default().due(interval)
+    }
+}
+
+impl Unsaid {
+    fn due(&mut self, interval: Duration) -> Option<u64> {
         let now = Instant::now();
-        let said = unsaid.last_said.map(|said| now.duration_since(said));
-        if said.is_some_and(|since| since < interval) {
-            unsaid.count += 1;
+        let since = self.last_said.map(|said| now.duration_since(said));
+        if since.is_some_and(|since| since < interval) {
+            self.count += 1;
             return None;
         }
-        unsaid.last_said = Some(now);
-        Some(std::mem::take(&mut unsaid.count))
+        self.last_said = Some(now);
+        Some(std::mem::take(&mut self.count))
     }
 }

@@ -6,6 +6,7 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::future::{Future, Ready, ready};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Algorithm, Decision, Limiter, Quota};
@@ -37,6 +38,7 @@ pub trait Gate: Send + Sync + 'static {
 
 /// What a [`Gate`] answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Admission {
     /// A limiter has counted.
     Decided(Decision),
@@ -83,6 +85,22 @@ impl<A: Algorithm> Gate for Limiter<A> {
 
     fn wall(&self, at: Timestamp) -> Timestamp {
         self.vault.wall(at)
+    }
+}
+
+impl<G: Gate> Gate for Arc<G> {
+    type Future = G::Future;
+
+    fn admit(&self, key: Key, cost: u32) -> Self::Future {
+        (**self).admit(key, cost)
+    }
+
+    fn quotas(&self) -> &[Quota] {
+        (**self).quotas()
+    }
+
+    fn wall(&self, at: Timestamp) -> Timestamp {
+        (**self).wall(at)
     }
 }
 

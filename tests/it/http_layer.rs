@@ -1184,12 +1184,20 @@ fn refused_as_grpc(answer: &Answer, content_type: &str, status: &str) {
     assert!(answer.body().is_empty());
 }
 
+/// A call, as gRPC makes it.
+fn grpc(content_type: &str) -> Request<Body> {
+    let mut request = get_with("content-type", content_type);
+    *request.method_mut() = Method::POST;
+    *request.version_mut() = Version::HTTP_2;
+    request
+}
+
 #[test]
 fn grpc_is_refused_as_grpc_refuses() {
     for content_type in GRPC_TYPES {
         // Whatever others are told.
         let app = refusing(|layer| layer.refusal(problem_json));
-        let answer = app.ask(get_with("content-type", content_type));
+        let answer = app.ask(grpc(content_type));
         refused_as_grpc(&answer, content_type, "8");
         let message = field(&answer, "grpc-message");
         assert_eq!(message, Some("Too many requests: try again in 60 seconds."));
@@ -1202,7 +1210,7 @@ fn grpc_is_refused_as_grpc_refuses() {
 #[test]
 fn a_grpc_refusal_ends_with_its_header_fields() {
     let service = RateLimitLayer::new(gate_fn(|_, _| false), "login").layer(Counting::default());
-    let request = get_with("content-type", "application/grpc");
+    let request = grpc("application/grpc");
     let response = single_threaded().block_on(service.oneshot(request));
     // Clients take a status among the fields for one only if the stream ends there.
     assert!(response.unwrap().body().is_end_stream());
@@ -1214,11 +1222,11 @@ fn grpc_hears_that_the_limiter_fails_or_is_misused() {
     let app = App::new(login(&limiter_on(&storage)));
     storage.fail(true);
     for content_type in GRPC_TYPES {
-        let answer = app.ask(get_with("content-type", content_type));
+        let answer = app.ask(grpc(content_type));
         refused_as_grpc(&answer, content_type, "14");
     }
     let app = App::new(login(&limiter("5/hour")).key(nobody));
-    let answer = app.ask(get_with("content-type", "application/grpc"));
+    let answer = app.ask(grpc("application/grpc"));
     refused_as_grpc(&answer, "application/grpc", "13");
 }
 
@@ -1229,10 +1237,80 @@ fn what_is_not_grpc_is_not_refused_like_it() {
         "application/json",
         "text/application/grpc",
     ] {
-        let answer = refusing(|layer| layer).ask(get_with("content-type", content_type));
+        let answer = refusing(|layer| layer).ask(grpc(content_type));
         assert_eq!(answer.status(), 429);
         assert_eq!(field(&answer, "grpc-status"), None);
     }
+}
+
+#[test]
+fn a_client_cannot_have_its_refusal_look_like_success_where_there_is_no_grpc() {
+    let mut over_http_1 = grpc("application/grpc");
+    *over_http_1.version_mut() = Version::HTTP_11;
+    let mut with_get = grpc("application/grpc");
+    *with_get.method_mut() = Method::GET;
+    for request in [over_http_1, with_get] {
+        assert_eq!(refusing(|layer| layer).ask(request).status(), 429);
+    }
+}
+
+#[test]
+fn a_refused_head_request_has_the_length_of_the_text_and_no_text() {
+    let service = RateLimitLayer::new(gate_fn(|_, _| false), "login").layer(Counting::default());
+    let mut request = get("/login");
+    *request.method_mut() = Method::HEAD;
+    let response = single_threaded()
+        .block_on(service.oneshot(request))
+        .unwrap();
+    let length = "Too many requests: try again later.\n".len().to_string();
+    assert_eq!(field(&response, "content-length"), Some(&*length));
+    assert!(response.body().is_end_stream());
+}
+
+#[test]
+fn a_full_queue_is_no_way_in_where_the_limit_fails_open() {
+    let full = |_: &ratevault::Key, _| -> Result<bool, Error> {
+        let (path, limit) = ("limits.redb".into(), 16_384);
+        Err(Error::Overloaded { path, limit })
+    };
+    let layer = RateLimitLayer::new(gate_fn(full), "login").fail_open();
+    let (answer, lines) = logged(|| App::new(layer).get());
+    assert_eq!(answer.status(), 503);
+    assert_eq!(field(&answer, "retry-after"), Some("1"));
+    assert_eq!(lines.len(), 1, "{lines:#?}");
+}
+
+#[test]
+fn a_response_with_such_fields_of_its_own_is_left_as_it_is() {
+    let layer = RateLimitLayer::new(limiter("5/hour"), "outer");
+    let upstream = async || {
+        (
+            [("x-ratelimit-remaining", "0"), ("x-ratelimit-limit", "7")],
+            "",
+        )
+    };
+    let router = Router::new().route("/login", any(upstream)).layer(layer);
+    let answer = single_threaded()
+        .block_on(router.oneshot(get("/login")))
+        .unwrap();
+    assert_eq!(field(&answer, "x-ratelimit-remaining"), Some("0"));
+    assert_eq!(field(&answer, "x-ratelimit-limit"), Some("7"));
+    assert_eq!(field(&answer, "x-ratelimit-reset"), None);
+}
+
+#[test]
+fn the_failure_of_one_endpoint_does_not_hush_that_of_another() {
+    let failing = gate_fn(|_, _| -> Result<bool, std::io::Error> { Err(io::Error::other("full")) });
+    let request = get("/login").into_parts().0;
+    let (_, lines) = logged(|| {
+        single_threaded().block_on(async {
+            for endpoint in ["hushed-1", "hushed-2", "hushed-1"] {
+                let checked = check(&request, &failing, endpoint, account("ada")).await;
+                assert_eq!(checked.unwrap_err().status(), 503);
+            }
+        });
+    });
+    assert_eq!(lines.len(), 2, "{lines:#?}");
 }
 
 // What is said once.
@@ -1281,7 +1359,8 @@ fn key_functions_made_for_each_request() {
     let (_, lines) = logged(|| {
         single_threaded().block_on(async {
             for _ in 0..5 {
-                check(&spoofed, &limiter, "login", ip_key()).await.unwrap();
+                let checked = check(&spoofed, &limiter, "login", ip_key()).await;
+                assert!(checked.is_ok());
             }
         });
     });

@@ -129,7 +129,9 @@ impl Browser {
     /// Waits for an answer that leaves so many of five attempts.
     fn until_left(&self, count: u32) -> Shown {
         let text = format!("{count} of 5 attempts left.");
-        self.until(&text, |shown| shown.left == text && !shown.disabled)
+        self.until(&text, |shown| {
+            shown.left.starts_with(&text) && !shown.disabled
+        })
     }
 
     /// Asserts that nothing went wrong on the page, but for the answers that are refusals.
