@@ -63,7 +63,8 @@ impl Timestamp {
 
 /// `span` in whole milliseconds, saturating.
 pub(crate) fn whole_millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+    let whole = span.as_secs().saturating_mul(1_000);
+    whole.saturating_add(span.subsec_millis().into())
 }
 
 /// `span` in whole seconds, rounded up, saturating.
@@ -82,6 +83,12 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// It may differ from [`now`](Self::now) when the system's time was set while running.
     fn wall(&self) -> Timestamp {
         self.now()
+    }
+
+    /// Whether it is moved by time alone, so that a reading may serve for some microseconds.
+    /// Default: false.
+    fn follows_time(&self) -> bool {
+        false
     }
 
     /// Asks for `waiter` to be told whenever the clock is moved by hand.
@@ -109,13 +116,17 @@ pub struct SystemClock;
 
 impl Clock for SystemClock {
     fn now(&self) -> Timestamp {
-        static START: OnceLock<(Timestamp, Uptime)> = OnceLock::new();
-        let (wall, uptime) = START.get_or_init(|| (wall_clock(), Uptime::read()));
-        wall.saturating_add(uptime.elapsed())
+        static START: OnceLock<(Timestamp, u64)> = OnceLock::new();
+        let (wall, start) = START.get_or_init(|| (wall_clock(), uptime_ms()));
+        Timestamp(wall.0 + uptime_ms().saturating_sub(*start))
     }
 
     fn wall(&self) -> Timestamp {
         wall_clock()
+    }
+
+    fn follows_time(&self) -> bool {
+        true
     }
 }
 
@@ -124,36 +135,18 @@ fn wall_clock() -> Timestamp {
     Timestamp(since.map_or(0, whole_millis))
 }
 
-/// A reading of the steadiest clock the platform has.
+/// A reading of the steadiest clock the platform has, in whole ms.
 #[cfg(any(target_os = "linux", target_os = "android"))]
-struct Uptime(Duration);
-
-#[cfg(any(target_os = "linux", target_os = "android"))]
-impl Uptime {
-    fn read() -> Self {
-        let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-        let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-        let nanos = u32::try_from(time.tv_nsec).unwrap_or(0);
-        Self(Duration::new(seconds, nanos))
-    }
-
-    fn elapsed(&self) -> Duration {
-        Self::read().0.saturating_sub(self.0)
-    }
+fn uptime_ms() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let ms = time.tv_sec.saturating_mul(1_000) + time.tv_nsec / 1_000_000;
+    u64::try_from(ms).unwrap_or(0)
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-struct Uptime(std::time::Instant);
-
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-impl Uptime {
-    fn read() -> Self {
-        Self(std::time::Instant::now())
-    }
-
-    fn elapsed(&self) -> Duration {
-        self.0.elapsed()
-    }
+fn uptime_ms() -> u64 {
+    static BORN: OnceLock<std::time::Instant> = OnceLock::new();
+    whole_millis(BORN.get_or_init(std::time::Instant::now).elapsed())
 }
 
 /// A clock that stands still until it is moved, for tests and replays. It may go back.

@@ -28,13 +28,20 @@
 //!
 //! # What survives which crash
 //!
-//! A check returns after its transaction is on disk.
+//! By default a check returns after its transaction is on disk ([`Durability::Committed`]). With
+//! [`Durability::Buffered`] it is decided in memory, at the speed of a limiter that forgets, and one
+//! transaction per interval carries what changed to the disk.
 //!
-//! | what happens | what is lost |
-//! |---|---|
-//! | the process is restarted, panics or is killed (`kill -9`) | nothing that was answered |
-//! | the machine loses power | nothing that was answered, if the disk keeps what it has synced |
-//! | the disk fails | calls fail at once with [`Error::Unavailable`] until it is well; then service resumes without a restart |
+//! | what happens | committed: what is lost | buffered: what is lost |
+//! |---|---|---|
+//! | the vault is closed, or its last handle dropped | nothing | nothing |
+//! | the process panics or is killed (`kill -9`) | nothing that was answered | what no completed flush carried: the last interval, and the time a flush takes |
+//! | the machine loses power | nothing that was answered, if the disk keeps what it has synced | the same as when it is killed |
+//! | the disk fails | nothing: calls fail at once with [`Error::Unavailable`] until it is well; then service resumes without a restart | nothing, unless the process ends before the disk is well: decisions about clients that are in memory go on, others fail |
+//!
+//! Choose `Committed` for logins, password resets and paid calls: an attacker who can crash a service
+//! should not win attempts by it. Choose `Buffered` where every request is checked, and a crash may
+//! forgive the last moment.
 //!
 //! An operation that ends with [`Error::Unavailable`] says whether it may have been applied.
 //!
@@ -82,8 +89,8 @@ pub use limiter::{
 };
 pub use snapshot::{Rows, Snapshot, SnapshotBuilder, State};
 pub use vault::{
-    Client, Entry, Key, MemoryStorage, Pending, Row, Scan, Slot, Stats, Storage, TableInfo, Vault,
-    VaultBuilder, default_path,
+    Client, Durability, Entry, Key, MemoryStorage, Pending, Row, Scan, Slot, Stats, Storage,
+    TableInfo, Vault, VaultBuilder, default_path,
 };
 
 /// The code of the README compiles.

@@ -44,6 +44,12 @@ pub trait Algorithm: fmt::Debug + Send + Sync + 'static {
     /// How long a state matters after its last write.
     fn ttl(&self) -> Duration;
 
+    /// Whether [`decide`](Self::decide) never panics: then no copy of a state that is only in memory
+    /// has to be kept to fall back on. Default: false.
+    fn cannot_panic(&self) -> bool {
+        false
+    }
+
     /// What it enforces, for those who announce it.
     fn quotas(&self) -> &[Quota];
 }

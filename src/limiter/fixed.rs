@@ -105,6 +105,10 @@ impl Algorithm for FixedWindow {
         self.quota.window() + GRACE
     }
 
+    fn cannot_panic(&self) -> bool {
+        true
+    }
+
     fn quotas(&self) -> &[Quota] {
         std::slice::from_ref(&self.quota)
     }

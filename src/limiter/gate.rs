@@ -74,9 +74,7 @@ impl<A: Algorithm> Gate for Limiter<A> {
         if let Err(error) = self.algorithm.check_cost(cost) {
             return Pending::failed(error);
         }
-        let step = self.step(cost);
-        self.vault
-            .update_async(&key, |slot| Admission::Decided(step(slot)))
+        self.check_key(&key, cost, Admission::Decided)
     }
 
     fn quotas(&self) -> &[Quota] {

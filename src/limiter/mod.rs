@@ -9,6 +9,7 @@ mod fixed;
 mod gate;
 mod quota;
 mod sliding;
+mod times;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +22,7 @@ pub use quota::Quota;
 pub use sliding::{HitLog, Refusals, SlidingWindow};
 
 use crate::error::{Error, Result};
-use crate::vault::{Client, Key, Pending, Slot, Vault};
+use crate::vault::{Client, Key, KeyParts, Pending, Slot, Vault};
 
 /// How much longer than its window a row is kept.
 const GRACE: Duration = Duration::from_secs(1);
@@ -106,8 +107,13 @@ impl<A: Algorithm> Limiter<A> {
         cost: u32,
     ) -> Result<Decision> {
         self.algorithm.check_cost(cost)?;
-        let key = Key::new(endpoint, client)?;
-        self.vault.update(&key, self.step(cost))
+        let client = client.into();
+        match self.check_in_memory(endpoint, client, cost)? {
+            Some(decision) => Ok(decision),
+            None => self
+                .vault
+                .update(&Key::new(endpoint, client)?, self.step(cost)),
+        }
     }
 
     /// As [`check`](Self::check), without blocking; on any executor.
@@ -132,7 +138,7 @@ impl<A: Algorithm> Limiter<A> {
     ) -> Pending<Decision> {
         let checked = self.algorithm.check_cost(cost);
         match checked.and_then(|()| Key::new(endpoint, client)) {
-            Ok(key) => self.vault.update_async(&key, self.step(cost)),
+            Ok(key) => self.check_key(&key, cost, |decision| decision),
             Err(error) => Pending::failed(error),
         }
     }
@@ -143,8 +149,11 @@ impl<A: Algorithm> Limiter<A> {
     ///
     /// Those of [`Vault::get`], and [`Error::EndpointTooLong`].
     pub fn peek<'c>(&self, endpoint: &str, client: impl Into<Client<'c>>) -> Result<Decision> {
-        let (state, now) = self.vault.look(&Key::new(endpoint, client)?)?;
-        Ok(self.algorithm.peek(&state.unwrap_or_default(), now))
+        let peek = |state: Option<&A::State>, now| match state {
+            Some(state) => self.algorithm.peek(state, now),
+            None => self.algorithm.peek(&A::State::default(), now),
+        };
+        self.vault.look(&Key::new(endpoint, client)?, peek)
     }
 
     /// Blocks until the pair is forgotten on disk, also if its row is damaged.
@@ -169,14 +178,57 @@ impl<A: Algorithm> Limiter<A> {
         self.vault.remove_endpoint(endpoint)
     }
 
+    /// The decision, if all it needs is in memory, and deciding needs no precautions.
+    fn check_in_memory(
+        &self,
+        endpoint: &str,
+        client: Client<'_>,
+        cost: u32,
+    ) -> Result<Option<Decision>> {
+        let mut decision = None;
+        if self.vault.is_buffered() && self.algorithm.cannot_panic() {
+            KeyParts::with(endpoint, client, |key| {
+                self.decide_in_memory(key, cost, &mut decision);
+            })?;
+        }
+        Ok(decision)
+    }
+
+    fn decide_in_memory(&self, key: KeyParts<'_>, cost: u32, decision: &mut Option<Decision>) {
+        self.vault.change_in_memory(key, |state, now| {
+            let verdict = self.algorithm.decide(state, now, cost);
+            *decision = Some(verdict.decision);
+            verdict.write.then(|| self.algorithm.ttl())
+        });
+    }
+
+    /// Checks without blocking, and makes `R` of the decision. The cost was checked.
+    fn check_key<R: Send + 'static>(
+        &self,
+        key: &Key,
+        cost: u32,
+        of: impl FnOnce(Decision) -> R + Send + 'static,
+    ) -> Pending<R> {
+        let mut decision = None;
+        if self.algorithm.cannot_panic() {
+            self.decide_in_memory(key.parts(), cost, &mut decision);
+        }
+        if let Some(decision) = decision {
+            return Pending::done(Ok(of(decision)));
+        }
+        let step = self.step(cost);
+        self.vault.update_async(key, |slot| of(step(slot)))
+    }
+
     /// What one check does to its row.
     fn step(&self, cost: u32) -> impl FnOnce(&mut Slot<A::State>) -> Decision + Send + use<A> {
         let algorithm = Arc::clone(&self.algorithm);
         move |slot| {
-            let mut state = slot.take().unwrap_or_default();
-            let verdict = algorithm.decide(&mut state, slot.now(), cost);
+            let now = slot.now();
+            let state = slot.state(algorithm.cannot_panic());
+            let verdict = algorithm.decide(state, now, cost);
             if verdict.write {
-                slot.put(state, algorithm.ttl());
+                slot.renew(algorithm.ttl());
             }
             verdict.decision
         }

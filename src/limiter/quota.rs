@@ -116,6 +116,12 @@ impl Quota {
         Duration::from_millis(self.window_ms)
     }
 
+    /// The window in ms.
+    #[inline]
+    pub(super) const fn window_ms(&self) -> u64 {
+        self.window_ms
+    }
+
     /// When a hit made at `hit` stops counting.
     pub(super) const fn frees_at(&self, hit: u64) -> Timestamp {
         Timestamp::from_millis(hit.saturating_add(self.window_ms))

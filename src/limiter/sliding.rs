@@ -1,17 +1,18 @@
 //! The sliding-window log: every hit counts for exactly one window, to the millisecond.
 
 use std::cmp::Reverse;
-use std::collections::VecDeque;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
 use serde::de::{SeqAccess, Visitor};
+use serde::ser::SerializeSeq;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::algorithm::{Algorithm, Verdict};
 use super::decision::Decision;
 use super::quota::Quota;
+use super::times::Times;
 use super::{GRACE, check_cost};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
@@ -50,6 +51,8 @@ pub struct SlidingWindow {
     quotas: Vec<Quota>,
     refusals: Refusals,
     longest_ms: u64,
+    ttl: Duration,
+    smallest_limit: u32,
     largest_limit: u32,
 }
 
@@ -64,6 +67,8 @@ impl SlidingWindow {
             quotas: Vec::new(),
             refusals: Refusals::default(),
             longest_ms: 0,
+            ttl: GRACE,
+            smallest_limit: u32::MAX,
             largest_limit: 0,
         };
         none.and(quota)
@@ -82,7 +87,9 @@ impl SlidingWindow {
                 reason: "is larger than the largest limit of a sliding window, 100000; use a fixed window",
             });
         }
-        self.longest_ms = self.longest_ms.max(window_ms(&quota));
+        self.longest_ms = self.longest_ms.max(quota.window_ms());
+        self.ttl = Duration::from_millis(self.longest_ms) + GRACE;
+        self.smallest_limit = self.smallest_limit.min(quota.limit());
         self.largest_limit = self.largest_limit.max(quota.limit());
         self.quotas.push(quota);
         Ok(self)
@@ -96,13 +103,12 @@ impl SlidingWindow {
         self
     }
 
-    fn smallest_limit(&self) -> u32 {
-        let limits = self.quotas.iter().map(Quota::limit);
-        limits.min().unwrap_or(u32::MAX)
-    }
-
     /// The quota with the least remaining; of equals the later reset, of equals the first.
+    #[inline(always)]
     fn report(&self, log: &HitLog, now: u64) -> Decision {
+        if let [quota] = &*self.quotas {
+            return log.kept(quota, now).report(now);
+        }
         let reports = self.kept(log, now).map(|kept| kept.report(now));
         let tightness = |report: &Decision| (report.remaining(), Reverse(report.reset_at()));
         let tighter = |best, next| {
@@ -116,6 +122,7 @@ impl SlidingWindow {
     }
 
     /// The quota that makes the client wait longest for `cost`; of equals the first.
+    #[inline]
     fn refuse(&self, log: &HitLog, now: u64, cost: u32) -> Decision {
         let refusals = self.kept(log, now).map(|kept| {
             let fits_at = kept.fits_at(cost, now);
@@ -128,6 +135,7 @@ impl SlidingWindow {
     }
 
     /// What counts for each quota at `now`.
+    #[inline(always)]
     fn kept<'a>(&'a self, log: &'a HitLog, now: u64) -> impl Iterator<Item = Kept<'a>> {
         self.quotas.iter().map(move |quota| log.kept(quota, now))
     }
@@ -139,13 +147,10 @@ const fn no_quota(now: u64) -> Decision {
     Decision::allowed(0, 0, now, now)
 }
 
-fn window_ms(quota: &Quota) -> u64 {
-    crate::clock::whole_millis(quota.window())
-}
-
 impl Algorithm for SlidingWindow {
     type State = HitLog;
 
+    #[inline(always)]
     fn decide(&self, log: &mut HitLog, now: Timestamp, cost: u32) -> Verdict {
         let now = now.as_millis();
         let corrected = log.bring_back_to(now);
@@ -176,11 +181,15 @@ impl Algorithm for SlidingWindow {
     }
 
     fn check_cost(&self, cost: u32) -> Result<()> {
-        check_cost(cost, self.smallest_limit())
+        check_cost(cost, self.smallest_limit)
     }
 
     fn ttl(&self) -> Duration {
-        Duration::from_millis(self.longest_ms) + GRACE
+        self.ttl
+    }
+
+    fn cannot_panic(&self) -> bool {
+        true
     }
 
     fn quotas(&self) -> &[Quota] {
@@ -218,27 +227,32 @@ struct Kept<'a> {
 }
 
 impl Kept<'_> {
+    #[inline(always)]
     fn count(&self) -> usize {
         self.log.times.len() - self.start
     }
 
+    #[inline(always)]
     fn remaining(&self) -> u32 {
         let kept = u32::try_from(self.count()).unwrap_or(u32::MAX);
         self.quota.limit().saturating_sub(kept)
     }
 
+    #[inline(always)]
     fn report(&self, now: u64) -> Decision {
         let (limit, now_at) = (self.quota.limit(), Timestamp::from_millis(now));
         Decision::allowed(limit, self.remaining(), now_at, self.reset_at(now))
     }
 
+    #[inline(always)]
     fn fits(&self, cost: u32) -> bool {
         self.remaining() >= cost
     }
 
+    #[inline(always)]
     fn reset_at(&self, now: u64) -> Timestamp {
         match self.log.times.get(self.start) {
-            Some(&oldest) => self.quota.frees_at(oldest),
+            Some(oldest) => self.quota.frees_at(oldest),
             None => Timestamp::from_millis(now),
         }
     }
@@ -251,7 +265,7 @@ impl Kept<'_> {
             .and_then(|missing| missing.checked_sub(1))
             .and_then(|offset| self.log.times.get(self.start.saturating_add(offset)));
         match last_to_go {
-            Some(&hit) => self.quota.frees_at(hit),
+            Some(hit) => self.quota.frees_at(hit),
             None => Timestamp::from_millis(now),
         }
     }
@@ -263,23 +277,28 @@ impl Kept<'_> {
 /// differences from each time to the next.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HitLog {
-    /// Invariant: ascending.
-    times: VecDeque<u64>,
+    times: Times,
 }
 
 impl Row for HitLog {
     const KIND: &'static str = "sliding-log/1";
+
+    fn memory(&self) -> usize {
+        self.times.memory()
+    }
 }
 
 impl HitLog {
     /// The recorded hits, oldest first.
     pub fn times(&self) -> impl DoubleEndedIterator<Item = Timestamp> + ExactSizeIterator + '_ {
-        self.times.iter().copied().map(Timestamp::from_millis)
+        let time = |position| self.times.get(position).unwrap_or_default();
+        (0..self.times.len()).map(time).map(Timestamp::from_millis)
     }
 
     /// The hits of `quota` that count at `now`.
+    #[inline(always)]
     fn kept<'a>(&'a self, quota: &'a Quota, now: u64) -> Kept<'a> {
-        let window = window_ms(quota);
+        let window = quota.window_ms();
         let counting = self.first_within(now, window);
         let limit = usize::try_from(quota.limit()).unwrap_or(usize::MAX);
         Kept {
@@ -290,44 +309,53 @@ impl HitLog {
     }
 
     /// Where the hits begin that are less than `window` old.
+    #[inline(always)]
     fn first_within(&self, now: u64, window: u64) -> usize {
         self.times
-            .partition_point(|&hit| now.saturating_sub(hit) >= window)
+            .first_not(|hit| now.saturating_sub(hit) >= window)
     }
 
+    #[inline(always)]
     fn is_ahead_of(&self, now: u64) -> bool {
-        self.times.back().is_some_and(|&newest| newest > now)
+        self.times.newest().is_some_and(|newest| newest > now)
     }
 
     /// Takes times later than `now` as `now`: the clock was set back. Returns whether any was.
+    #[inline]
     fn bring_back_to(&mut self, now: u64) -> bool {
         let ahead = self.is_ahead_of(now);
-        for hit in self.times.iter_mut().rev().take_while(|hit| **hit > now) {
-            *hit = now;
+        if ahead {
+            self.times.bring_back_to(now);
         }
         ahead
     }
 
+    #[inline(always)]
     fn forget_until(&mut self, now: u64, window: u64) {
         let gone = self.first_within(now, window);
-        self.times.drain(..gone);
+        self.times.forget(gone);
     }
 
     /// Appends `cost` hits at `now` and keeps the newest `limit` of all.
+    #[inline(always)]
     fn append(&mut self, now: u64, cost: u32, limit: u32) {
-        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        let cost = usize::try_from(cost).unwrap_or(usize::MAX).min(limit);
-        let surplus = (self.times.len() + cost).saturating_sub(limit);
-        self.times.drain(..surplus.min(self.times.len()));
-        self.times.extend(std::iter::repeat_n(now, cost));
+        let cost = cost.min(limit);
+        let places = usize::try_from(limit - cost).unwrap_or(usize::MAX);
+        self.times.forget(self.times.len().saturating_sub(places));
+        if cost > 0 {
+            self.times.push(now, cost);
+        }
     }
 }
 
 impl Serialize for HitLog {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut previous = 0;
-        let difference = |&hit: &u64| hit - std::mem::replace(&mut previous, hit);
-        serializer.collect_seq(self.times.iter().map(difference))
+        let difference = |hit: u64| hit - std::mem::replace(&mut previous, hit);
+        let mut seq = serializer.serialize_seq(Some(self.times.len()))?;
+        let mut differences = self.times.iter().map(difference);
+        differences.try_for_each(|difference| seq.serialize_element(&difference))?;
+        seq.end()
     }
 }
 
@@ -344,11 +372,11 @@ impl<'de> Deserialize<'de> for HitLog {
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<HitLog, A::Error> {
                 let overflow = || serde::de::Error::custom("a hit time past the end of time");
-                let mut times = VecDeque::new();
+                let mut times = Times::default();
                 let mut hit = 0_u64;
                 while let Some(difference) = seq.next_element::<u64>()? {
                     hit = hit.checked_add(difference).ok_or_else(overflow)?;
-                    times.push_back(hit);
+                    times.push(hit, 1);
                 }
                 Ok(HitLog { times })
             }

@@ -66,13 +66,21 @@ enum State<R> {
         path: Arc<Path>,
         alarm: Option<(Duration, Alarm)>,
     },
-    /// It was not queued; `None` once that was said.
-    Failed(Option<Error>),
+    /// There is nothing to wait for; `None` once it was said.
+    Ready(Option<Answered<R>>),
 }
 
 impl<R> Pending<R> {
     pub(crate) const fn failed(error: Error) -> Self {
-        Self(State::Failed(Some(error)))
+        Self::ready(Err(error))
+    }
+
+    pub(crate) fn done(result: Result<R>) -> Self {
+        Self::ready(result.map(Ok))
+    }
+
+    pub(super) const fn ready(answered: Answered<R>) -> Self {
+        Self(State::Ready(Some(answered)))
     }
 }
 
@@ -99,8 +107,9 @@ impl<R> Future for Pending<R> {
                 path,
                 alarm,
             } => (receiver, path, alarm),
-            State::Failed(error) => {
-                return error.take().map_or(Poll::Pending, |e| Poll::Ready(Err(e)));
+            State::Ready(answered) => {
+                let answered = answered.take();
+                return answered.map_or(Poll::Pending, |a| Poll::Ready(unwrap_answered(a)));
             }
         };
         let result = match (Pin::new(receiver).poll(context), alarm) {
@@ -114,7 +123,7 @@ impl<R> Future for Pending<R> {
                 Err(too_slow(path, *timeout))
             }
         };
-        self.0 = State::Failed(None);
+        self.0 = State::Ready(None);
         Poll::Ready(result.and_then(unwrap_answered))
     }
 }
@@ -123,7 +132,7 @@ impl<R> Future for Pending<R> {
 impl<R> Unpin for Pending<R> {}
 
 /// A panic of the caller's closure goes on in the caller.
-fn unwrap_answered<R>(answered: Answered<R>) -> Result<R> {
+pub(super) fn unwrap_answered<R>(answered: Answered<R>) -> Result<R> {
     answered?.map_or_else(|panic| std::panic::resume_unwind(panic), Ok)
 }
 

@@ -26,6 +26,10 @@ impl<'t> Batch<'t> {
         }
     }
 
+    pub(super) const fn clock(&self) -> &'t dyn Clock {
+        self.clock
+    }
+
     pub(super) fn now(&self) -> Timestamp {
         self.clock.now()
     }

@@ -43,7 +43,7 @@ impl OpenTable<'_> {
     /// How many rows are too many once `newcomers` are in.
     fn surplus(&self, newcomers: u64) -> Result<u64, StorageError> {
         let rows = self.len()?.saturating_add(newcomers);
-        Ok(rows.saturating_sub(self.table.max_keys))
+        Ok(rows.saturating_sub(self.table.settings.max_keys))
     }
 
     /// Removes the victim, if there is any row.

@@ -6,10 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Vault;
+use super::durability::Durability;
+use super::file::{OpenFile, TableHandle};
 use super::open::Source;
+use super::overlay::{Buffer, Overlay};
 use super::registry;
 use super::row::Row;
-use super::settings::Wanted;
+use super::settings::{Wanted, WantedOfTable};
 use super::stamp::Expected;
 use super::storage::{MemoryStorage, Storage};
 use super::writer;
@@ -18,6 +21,7 @@ use crate::error::{Error, Result};
 
 /// Names the file of a vault that is given no path.
 const PATH_VARIABLE: &str = "RATEVAULT_DB";
+const SHORTEST_FLUSH: Duration = Duration::from_millis(1);
 const DEFAULT_PATH: &str = "ratevault.redb";
 
 /// Settings of a vault that is about to be opened: see [`Vault::builder`].
@@ -44,7 +48,7 @@ pub struct VaultBuilder<V> {
     table: String,
     place: Place,
     wanted: Wanted,
-    max_keys: Option<u64>,
+    wanted_of_table: WantedOfTable,
     answer_timeout: Option<Duration>,
     value: PhantomData<fn() -> V>,
 }
@@ -62,7 +66,7 @@ impl<V: Row> VaultBuilder<V> {
             table: table.to_owned(),
             place: Place::Default,
             wanted: Wanted::default(),
-            max_keys: None,
+            wanted_of_table: WantedOfTable::default(),
             answer_timeout: None,
             value: PhantomData,
         }
@@ -131,7 +135,36 @@ impl<V: Row> VaultBuilder<V> {
     /// expired one first. A limit of `n` hits costs a table on disk up to about `max_keys` times
     /// the key, 30 bytes, and 3 bytes per hit.
     pub fn max_keys(mut self, max_keys: u64) -> Self {
-        self.max_keys = Some(max_keys);
+        self.wanted_of_table.max_keys = Some(max_keys);
+        self
+    }
+
+    /// When what a call answers is on disk. A setting of the table, until the file is closed.
+    /// Default: [`Durability::Committed`], because a limit that forgets is the reason to be here.
+    ///
+    /// ```
+    /// use ratevault::{Durability, HitLog, Vault};
+    /// use std::time::Duration;
+    ///
+    /// let flush_every = Duration::from_millis(100);
+    /// let vault: Vault<HitLog> = Vault::builder("rate_limits")
+    ///     .in_memory()
+    ///     .durability(Durability::Buffered { flush_every })
+    ///     .open()?;
+    /// # Ok::<(), ratevault::Error>(())
+    /// ```
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.wanted_of_table.durability = Some(durability);
+        self
+    }
+
+    /// How many bytes of memory the rows of a buffered table may take. A setting of the table.
+    /// Default: 256 MiB, about a million clients of a small limit.
+    ///
+    /// Rows that the file has too make room for others. When all are newer than the file's, a call
+    /// waits for the flush, which begins at once.
+    pub fn buffer_bytes(mut self, bytes: usize) -> Self {
+        self.wanted_of_table.buffer_bytes = Some(bytes);
         self
     }
 
@@ -174,15 +207,19 @@ impl<V: Row> VaultBuilder<V> {
         };
         loop {
             let file = registry::open(source.clone(), &self.wanted, expected)?;
-            match file.table(&self.table, V::KIND, self.max_keys) {
+            let buffer = |place, flush_every, bytes| -> Arc<dyn Buffer> {
+                Arc::new(Overlay::<V>::new(place, flush_every, bytes))
+            };
+            match file.table(&self.table, V::KIND, &self.wanted_of_table, buffer) {
                 // Another handle closed the file just now: it can be opened again.
                 Err(Error::Closed { .. }) => {}
                 handle => {
+                    let handle = handle?;
                     return Ok(Vault {
-                        handle: handle?,
+                        overlay: overlay_of(&handle, &file)?,
+                        handle,
                         file,
                         answer_timeout: self.answer_timeout,
-                        value: PhantomData,
                     });
                 }
             }
@@ -202,11 +239,31 @@ impl<V: Row> VaultBuilder<V> {
             let reason = "a name has 1 to 128 bytes and no control characters";
             return invalid("table", &value, reason);
         }
-        if self.max_keys == Some(0) {
+        if self.wanted_of_table.max_keys == Some(0) {
             return invalid("max_keys", "0", "a table has to hold at least one row");
+        }
+        if let Some(Durability::Buffered { flush_every }) = self.wanted_of_table.durability
+            && flush_every < SHORTEST_FLUSH
+        {
+            let reason = "a flush takes about a millisecond at least";
+            return invalid("flush_every", &format!("{flush_every:?}"), reason);
         }
         Ok(())
     }
+}
+
+/// The rows in memory, if the table is buffered.
+fn overlay_of<V: Row>(handle: &TableHandle, file: &OpenFile) -> Result<Option<Arc<Overlay<V>>>> {
+    let Some(buffer) = &handle.table.buffer else {
+        return Ok(None);
+    };
+    let overlay = Arc::clone(buffer).as_any().downcast();
+    overlay.map(Some).map_err(|_| Error::Conflict {
+        path: file.shared().path.to_path_buf(),
+        setting: "the type of its buffered rows",
+        open: format!("another type of kind {:?}", V::KIND),
+        requested: std::any::type_name::<V>().to_owned(),
+    })
 }
 
 /// The file of a vault that is given no path: `$RATEVAULT_DB`, else `ratevault.redb`.

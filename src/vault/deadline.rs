@@ -81,6 +81,9 @@ fn position(class: u64, filed_at: u64) -> [u8; 16] {
     bits.to_be_bytes()
 }
 
+/// How many entries a look at what is due passes over.
+const MOST_LEFT_ALONE: usize = 10_000;
+
 /// The index of one table, open in a write transaction.
 #[derive(Debug)]
 pub(super) struct Deadlines<'t>(pub(super) Table<'t, &'static [u8], ()>);
@@ -112,21 +115,28 @@ impl Deadlines<'_> {
         decode(self.0.range(&from[..]..&*before.encode())?.next_back())
     }
 
-    /// The first `count` entries of `class` that are due at `now`, in order.
+    /// The first `count` entries of `class` that are due at `now`, in order, those aside that are
+    /// `left_alone`; and how many of those there were, at most [`MOST_LEFT_ALONE`].
     pub(super) fn due(
         &self,
         class: u64,
         now: u64,
         count: usize,
-    ) -> Result<Vec<Entry>, StorageError> {
-        let mut entries = Vec::new();
-        for found in self.class(class)?.take(count) {
+        left_alone: impl Fn(&Entry) -> bool,
+    ) -> Result<(Vec<Entry>, usize), StorageError> {
+        let (mut entries, mut passed) = (Vec::new(), 0);
+        for found in self.class(class)? {
+            if entries.len() == count || passed == MOST_LEFT_ALONE {
+                break;
+            }
             match decode(Some(found))? {
-                Some(entry) if entry.filed_at <= now => entries.push(entry),
-                _ => break,
+                Some(entry) if entry.filed_at > now => break,
+                Some(entry) if left_alone(&entry) => passed += 1,
+                Some(entry) => entries.push(entry),
+                None => break,
             }
         }
-        Ok(entries)
+        Ok((entries, passed))
     }
 
     fn class(&self, class: u64) -> Result<redb::Range<'_, &'static [u8], ()>, StorageError> {

@@ -17,14 +17,18 @@ use redb::{Database, ReadTransaction, ReadableDatabase, WriteTransaction};
 
 use super::answer::{Answer, Answered};
 use super::batch::Batch;
+use super::durability::Durability;
+use super::key::Key;
 use super::open::Source;
-use super::operation::{self, Step, Task};
+use super::operation::{self, Operation, Step, Task};
+use super::overlay::{self, Buffer};
 use super::queue::{QUEUE_LIMIT, Queue, Refused};
 use super::registry::Slot;
-use super::settings::{FileSettings, agree};
+use super::settings::{FileSettings, TableSettings, WantedOfTable};
 use super::stamp::Expected;
-use super::table::Table;
+use super::table::{self, Stored, Table, rows_name};
 use super::writer::{self, Writer};
+use crate::clock::Timestamp;
 use crate::error::{Applied, Cause, Error, Result};
 
 /// What every handle of a file holds. Dropping the last one closes the file.
@@ -101,11 +105,12 @@ impl OpenFile {
         &self,
         name: &str,
         kind: &'static str,
-        max_keys: Option<u64>,
+        wanted: &WantedOfTable,
+        buffer: impl FnOnce(overlay::Place, Duration, usize) -> Arc<dyn Buffer>,
     ) -> Result<TableHandle> {
         let path = &self.shared.path;
-        let handle = self.shared.find_or_make(name, kind, max_keys);
-        agree(path, "max_keys", handle.table.max_keys, max_keys)?;
+        let handle = self.shared.find_or_make(name, kind, wanted, buffer);
+        handle.table.settings.check(wanted, path)?;
         let stamp = operation::stamp(path.to_path_buf(), Arc::clone(&handle.table));
         self.shared.submit(None, false, stamp)?.wait()?;
         Ok(handle)
@@ -119,9 +124,6 @@ pub(super) struct TableHandle {
     /// Held by handles alone, where the table is also held by what is under way.
     _in_use: Arc<()>,
 }
-
-/// The bound of a table that no builder gave one.
-const DEFAULT_MAX_KEYS: u64 = 1_000_000;
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
@@ -139,26 +141,52 @@ impl Shared {
     }
 
     /// The table `name` with the settings it has, or with these if no handle has it open.
-    fn find_or_make(&self, name: &str, kind: &'static str, max_keys: Option<u64>) -> TableHandle {
+    fn find_or_make(
+        &self,
+        name: &str,
+        kind: &'static str,
+        wanted: &WantedOfTable,
+        buffer: impl FnOnce(overlay::Place, Duration, usize) -> Arc<dyn Buffer>,
+    ) -> TableHandle {
         let mut tables = self.tables();
         let key = (name.to_owned(), kind);
         let known = tables.get(&key).and_then(|(table, in_use)| {
-            let (table, in_use) = (Arc::clone(table), in_use.upgrade()?);
-            Some(TableHandle {
-                table,
-                _in_use: in_use,
-            })
+            let in_use = match in_use.upgrade() {
+                Some(in_use) => in_use,
+                // What is in memory is the newest: it stays for as long as the file is open.
+                None if table.buffer.is_some() && table.is_ready() => Arc::default(),
+                None => return None,
+            };
+            Some((Arc::clone(table), in_use))
         });
-        known.unwrap_or_else(|| {
-            let max_keys = max_keys.unwrap_or(DEFAULT_MAX_KEYS);
-            let table = Arc::new(Table::new(name, kind, max_keys));
-            let in_use = Arc::new(());
-            tables.insert(key, (Arc::clone(&table), Arc::downgrade(&in_use)));
-            TableHandle {
-                table,
-                _in_use: in_use,
-            }
-        })
+        let (table, in_use) = known.unwrap_or_else(|| {
+            let settings = TableSettings::new(wanted);
+            let buffer = match settings.durability {
+                Durability::Buffered { flush_every } => {
+                    let place = self.place_of(name);
+                    Some(buffer(place, flush_every, settings.buffer_bytes))
+                }
+                Durability::Committed => None,
+            };
+            (
+                Arc::new(Table::new(name, kind, settings, buffer)),
+                Arc::default(),
+            )
+        });
+        tables.insert(key, (Arc::clone(&table), Arc::downgrade(&in_use)));
+        TableHandle {
+            table,
+            _in_use: in_use,
+        }
+    }
+
+    fn place_of(&self, table: &str) -> overlay::Place {
+        overlay::Place {
+            path: Arc::clone(&self.path),
+            table: table.to_owned(),
+            clock: Arc::clone(&self.settings.clock),
+            queue: Arc::clone(&self.queue),
+        }
     }
 
     /// Every table that a handle has opened and that is known to be of its kind.
@@ -175,10 +203,19 @@ impl Shared {
         is_bulk: bool,
         step: impl FnOnce(&mut Batch<'_>) -> Step<R> + Send + 'static,
     ) -> Result<Answer<R>> {
+        let task = |caller| -> Box<dyn Operation> { Box::new(Task::new(caller, is_bulk, step)) };
+        self.submit_operation(timeout, task)
+    }
+
+    /// As [`submit`](Self::submit), of an operation that is made here.
+    pub(super) fn submit_operation<R>(
+        &self,
+        timeout: Option<Duration>,
+        operation: impl FnOnce(oneshot::Sender<Answered<R>>) -> Box<dyn Operation>,
+    ) -> Result<Answer<R>> {
         writer::refuse_current_thread()?;
         let (caller, receiver) = oneshot::channel();
-        let task = Task::new(caller, is_bulk, step);
-        match self.queue.push(Box::new(task)) {
+        match self.queue.push(operation(caller)) {
             Ok(()) => Ok(Answer::new(receiver, Arc::clone(&self.path), timeout)),
             Err(Refused::Closing) => Err(self.closed()),
             Err(Refused::Failing(cause)) => Err(self.unavailable(Applied::No, cause)),
@@ -214,6 +251,17 @@ impl Shared {
         Err(self.unavailable(Applied::No, cause))
     }
 
+    /// The row of `key` in the latest commit, and the time.
+    pub(super) fn row(&self, table: &Table, key: &Key) -> Result<(Stored, Timestamp)> {
+        let stored = self.read(|txn| {
+            let rows = txn.open_table(table::rows(&rows_name(&table.name)))?;
+            let row = rows.get(key.as_bytes())?;
+            let row = row.as_ref().map(|row| row.value());
+            Ok(Stored::read(key.as_bytes(), row))
+        })?;
+        Ok((stored, self.settings.clock.now()))
+    }
+
     /// Why there is no database.
     fn down(&self) -> Error {
         match self.queue.failing() {
@@ -228,6 +276,11 @@ impl Shared {
             Some(database) => Ok(database.try_begin_write()?),
             None => Err(redb::Error::DatabaseClosed),
         }
+    }
+
+    pub(super) fn has_database(&self) -> bool {
+        let database = self.database.read();
+        database.unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
     pub(super) fn take_database(&self) -> Option<Database> {
@@ -280,8 +333,18 @@ impl Shared {
             None => ending.waiting.push(caller),
         }
         drop(ending);
+        self.close_buffers();
         self.queue.close();
         Ok(Answer::new(receiver, Arc::clone(&self.path), timeout))
+    }
+
+    /// Nothing is answered from memory any more.
+    pub(super) fn close_buffers(&self) {
+        for table in self.ready_tables() {
+            if let Some(buffer) = &table.buffer {
+                buffer.close();
+            }
+        }
     }
 
     /// The writer's last act: the file can be opened again, and whoever waits hears how it ended.

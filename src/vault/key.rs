@@ -16,7 +16,9 @@
 //! than 256 bytes is replaced by its SHA-256: clients choose that text, so it is never cut.
 
 use std::borrow::Cow;
+use std::cmp::Ordering;
 use std::fmt::{self, Write};
+use std::hash::{Hash, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use sha2::{Digest, Sha256};
@@ -161,8 +163,145 @@ fn escape(f: &mut fmt::Formatter<'_>, text: &[u8]) -> fmt::Result {
 /// assert_eq!(key.to_string(), "login/ada");
 /// # Ok::<(), ratevault::Error>(())
 /// ```
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key(Box<[u8]>);
+#[derive(Clone)]
+pub struct Key(Encoded);
+
+/// How many bytes of a key need no memory elsewhere: "password-reset" and a network fit.
+const SHORT: usize = 38;
+
+#[derive(Clone)]
+enum Encoded {
+    /// Invariant: `length` is at most `SHORT`, and the bytes beyond are zero.
+    Short {
+        length: u8,
+        bytes: [u8; SHORT],
+    },
+    Long(Box<[u8]>),
+}
+
+impl Encoded {
+    fn new(parts: &[&[u8]]) -> Self {
+        let length = parts.iter().map(|part| part.len()).sum();
+        let mut bytes = [0; SHORT];
+        let (Some(mut rest), Ok(short)) = (bytes.get_mut(..length), u8::try_from(length)) else {
+            return Self::Long(parts.concat().into());
+        };
+        for part in parts {
+            let (place, after) = rest.split_at_mut(part.len());
+            place.copy_from_slice(part);
+            rest = after;
+        }
+        Self::Short {
+            length: short,
+            bytes,
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Short { length, bytes } => bytes.get(..usize::from(*length)).unwrap_or_default(),
+            Self::Long(bytes) => bytes,
+        }
+    }
+}
+
+/// A key that is not put together: enough to find its row in memory.
+#[derive(Clone, Copy)]
+pub(crate) struct KeyParts<'a> {
+    endpoint: &'a [u8],
+    tag: u8,
+    /// At most 256 bytes.
+    client: &'a [u8],
+}
+
+impl KeyParts<'_> {
+    /// What `f` makes of the parts of the key of `client` at `endpoint`.
+    pub(crate) fn with<T>(
+        endpoint: &str,
+        client: Client<'_>,
+        f: impl FnOnce(KeyParts<'_>) -> T,
+    ) -> Result<T> {
+        endpoint_length(endpoint)?;
+        let endpoint = endpoint.as_bytes();
+        let of = |tag, client| KeyParts {
+            endpoint,
+            tag,
+            client,
+        };
+        Ok(match client {
+            // Not every text comes through `From`.
+            Client::Text(text) if text.len() > LONGEST_CLIENT => {
+                f(of(DIGEST, &Sha256::digest(text)))
+            }
+            Client::Text(text) => f(of(TEXT, text)),
+            Client::Address(address) => match address.to_canonical() {
+                IpAddr::V4(address) => f(of(ADDRESS, &address.octets())),
+                IpAddr::V6(address) => f(of(ADDRESS, &address.octets())),
+            },
+            Client::Digest(digest) => f(of(DIGEST, &digest)),
+        })
+    }
+
+    fn key(&self) -> Key {
+        let [high, low] = counted(self.endpoint);
+        let head = [FORMAT, high, low];
+        let [high, low] = counted(self.client);
+        let middle = [self.tag, high, low];
+        Key(Encoded::new(&[&head, self.endpoint, &middle, self.client]))
+    }
+
+    /// Whether they make up `key`.
+    pub(super) fn are(&self, key: &Key) -> bool {
+        let parts = key.parts();
+        self.client == parts.client && self.endpoint == parts.endpoint && self.tag == parts.tag
+    }
+}
+
+/// Equal keys have equal parts, and so equal hashes; that of two parts which share bytes otherwise may
+/// be equal too.
+impl Hash for KeyParts<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write(self.endpoint);
+        state.write(self.client);
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            // Of one length, known here: what lies beyond the keys is zero.
+            (
+                Encoded::Short { bytes, length },
+                Encoded::Short {
+                    bytes: b,
+                    length: l,
+                },
+            ) => bytes == b && length == l,
+            _ => self.as_bytes() == other.as_bytes(),
+        }
+    }
+}
+
+impl Eq for Key {}
+
+impl PartialOrd for Key {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Key {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.as_bytes().cmp(other.as_bytes())
+    }
+}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        // It states its own lengths.
+        state.write(self.as_bytes());
+    }
+}
 
 impl Key {
     /// The key of `client` at `endpoint`.
@@ -171,49 +310,69 @@ impl Key {
     ///
     /// [`Error::EndpointTooLong`] if the endpoint has more than 256 bytes.
     pub fn new<'c>(endpoint: &str, client: impl Into<Client<'c>>) -> Result<Self> {
-        let mut bytes = Self::prefix(endpoint)?;
-        match client.into() {
-            // Not every text comes through `From`.
-            Client::Text(text) if text.len() > LONGEST_CLIENT => {
-                push_part(&mut bytes, DIGEST, &Sha256::digest(text));
-            }
-            Client::Text(text) => push_part(&mut bytes, TEXT, text),
-            Client::Address(address) => match address.to_canonical() {
-                IpAddr::V4(address) => push_part(&mut bytes, ADDRESS, &address.octets()),
-                IpAddr::V6(address) => push_part(&mut bytes, ADDRESS, &address.octets()),
-            },
-            Client::Digest(digest) => push_part(&mut bytes, DIGEST, &digest),
-        }
-        Ok(Self(bytes.into()))
+        KeyParts::with(endpoint, client.into(), |parts| parts.key())
+    }
+
+    /// What it is made of. Of bytes that are no key: they are its endpoint.
+    pub(crate) fn parts(&self) -> KeyParts<'_> {
+        let bytes = self.as_bytes();
+        let parts = bytes
+            .split_first_chunk()
+            .and_then(|([_, high, low], rest)| {
+                let length = usize::from(u16::from_be_bytes([*high, *low]));
+                let (endpoint, rest) = rest.split_at_checked(length)?;
+                let ([tag, _, _], client) = rest.split_first_chunk()?;
+                Some(KeyParts {
+                    endpoint,
+                    tag: *tag,
+                    client,
+                })
+            });
+        parts.unwrap_or(KeyParts {
+            endpoint: bytes,
+            tag: 0,
+            client: &[],
+        })
     }
 
     /// What the keys of `endpoint`, and no others, start with.
     pub(crate) fn prefix(endpoint: &str) -> Result<Vec<u8>> {
-        if endpoint.len() > LONGEST_ENDPOINT {
-            return Err(Error::EndpointTooLong {
-                length: endpoint.len(),
-                limit: LONGEST_ENDPOINT,
-            });
-        }
-        let mut bytes = vec![FORMAT];
-        push_counted(&mut bytes, endpoint.as_bytes());
-        Ok(bytes)
+        let [high, low] = endpoint_length(endpoint)?;
+        Ok([&[FORMAT, high, low], endpoint.as_bytes()].concat())
     }
 
     /// The key that `bytes` are, if they are one.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         parts(bytes)?;
-        Some(Self(bytes.into()))
+        Some(Self(Encoded::new(&[bytes])))
     }
 
     pub(super) fn as_bytes(&self) -> &[u8] {
-        &self.0
+        self.0.bytes()
+    }
+
+    /// The key that these bytes are, whether or not they decode.
+    pub(super) fn of_bytes(bytes: &[u8]) -> Self {
+        Self(Encoded::new(&[bytes]))
+    }
+
+    /// No key: no bytes at all.
+    pub(super) fn none() -> Self {
+        Self(Encoded::new(&[]))
+    }
+
+    /// How many bytes it holds outside of itself.
+    pub(super) fn elsewhere(&self) -> usize {
+        match &self.0 {
+            Encoded::Short { .. } => 0,
+            Encoded::Long(bytes) => bytes.len(),
+        }
     }
 
     /// The endpoint.
     #[must_use]
     pub fn endpoint(&self) -> Cow<'_, str> {
-        parts(&self.0).map_or(Cow::Borrowed(""), |(endpoint, _)| {
+        parts(self.as_bytes()).map_or(Cow::Borrowed(""), |(endpoint, _)| {
             String::from_utf8_lossy(endpoint)
         })
     }
@@ -221,7 +380,7 @@ impl Key {
     /// The client.
     #[must_use]
     pub fn client(&self) -> Client<'_> {
-        parts(&self.0).map_or(Client::Text(&[]), |(_, client)| client)
+        parts(self.as_bytes()).map_or(Client::Text(&[]), |(_, client)| client)
     }
 }
 
@@ -251,16 +410,19 @@ pub(crate) fn corrupt_row(table: &str, key: &[u8]) -> Error {
     }
 }
 
-fn push_part(bytes: &mut Vec<u8>, tag: u8, part: &[u8]) {
-    bytes.push(tag);
-    push_counted(bytes, part);
+fn endpoint_length(endpoint: &str) -> Result<[u8; 2]> {
+    if endpoint.len() > LONGEST_ENDPOINT {
+        return Err(Error::EndpointTooLong {
+            length: endpoint.len(),
+            limit: LONGEST_ENDPOINT,
+        });
+    }
+    Ok(counted(endpoint.as_bytes()))
 }
 
-/// `part` is at most 256 bytes long.
-fn push_counted(bytes: &mut Vec<u8>, part: &[u8]) {
-    let length = u16::try_from(part.len()).unwrap_or(u16::MAX);
-    bytes.extend(length.to_be_bytes());
-    bytes.extend(part);
+/// The length of a part, which is at most 256.
+fn counted(part: &[u8]) -> [u8; 2] {
+    u16::try_from(part.len()).unwrap_or(u16::MAX).to_be_bytes()
 }
 
 fn parts(bytes: &[u8]) -> Option<(&[u8], Client<'_>)> {

@@ -12,6 +12,7 @@
 //! |---|---|
 //! | `builder`, `settings`, `registry`, `open`, `create`, `rehearsal` | how a file comes to be open, once per process |
 //! | `file`, `queue`, `writer`, `batch`, `operation`, `slot`, `answer`, `timer` | how a call becomes part of a transaction, and comes back |
+//! | `durability`, `overlay`, `flush` | rows in memory in front of a table, and how they come to the file |
 //! | `table`, `deadline`, `sweep`, `bound` | what a transaction does to rows, and which of them go |
 //! | `key`, `row`, `codec`, `stamp` | the format of the file, documented where it is encoded |
 //! | `scan`, `reader` | reading many rows, from inside and from outside |
@@ -24,10 +25,13 @@ mod builder;
 mod codec;
 mod create;
 mod deadline;
+mod durability;
 mod file;
+mod flush;
 mod key;
 mod open;
 mod operation;
+mod overlay;
 mod queue;
 mod reader;
 mod registry;
@@ -43,15 +47,15 @@ mod table;
 mod timer;
 mod writer;
 
-use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use redb::{ReadTransaction, ReadableTableMetadata};
+use redb::ReadableTableMetadata;
 
 pub use answer::Pending;
 pub use builder::{VaultBuilder, default_path};
+pub use durability::Durability;
 pub use key::{Client, Key};
 pub use reader::TableInfo;
 pub use row::Row;
@@ -60,7 +64,7 @@ pub use slot::Slot;
 pub use storage::{MemoryStorage, Storage};
 
 pub(crate) use codec::decode as decode_value;
-pub(crate) use key::corrupt_row;
+pub(crate) use key::{KeyParts, corrupt_row};
 pub(crate) use reader::Reader;
 pub(crate) use scan::Page;
 pub(crate) use table::Stored;
@@ -68,16 +72,20 @@ pub(crate) use table::Stored;
 pub(crate) use timer::Alarm;
 
 use crate::clock::Timestamp;
-use crate::error::Result;
+use crate::error::{Cause, Error, Result};
 use answer::Answer;
+use batch::Batch;
 use file::{OpenFile, TableHandle};
+use flush::Chunk;
+use operation::{Operation, Task};
+use overlay::{Attempt, Buffer, Overlay, Patience};
 use slot::IfDamaged;
 use table::{Table, rows_name};
 
 /// A named table of `V` with a time to live per row, in a file.
 ///
 /// Cheap to clone. All vaults on one file in one process share it; another process that wants to
-/// write gets [`Error::Locked`](crate::Error::Locked). A call that changes something returns after
+/// write gets [`Error::Locked`]. A call that changes something returns after
 /// the change is on disk. Dropping the last handle of a file closes it, and blocks until the disk
 /// has everything; a handle in a `static` is never dropped, so call [`close`](Self::close).
 ///
@@ -93,8 +101,8 @@ use table::{Table, rows_name};
 pub struct Vault<V> {
     file: Arc<OpenFile>,
     handle: TableHandle,
+    overlay: Option<Arc<Overlay<V>>>,
     answer_timeout: Option<Duration>,
-    value: PhantomData<fn() -> V>,
 }
 
 impl<V> Clone for Vault<V> {
@@ -102,14 +110,14 @@ impl<V> Clone for Vault<V> {
         Self {
             file: Arc::clone(&self.file),
             handle: self.handle.clone(),
+            overlay: self.overlay.clone(),
             answer_timeout: self.answer_timeout,
-            value: PhantomData,
         }
     }
 }
 
 /// Counters of one table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Stats {
     /// Rows in the file, those included that have expired and wait for the sweep.
@@ -120,6 +128,15 @@ pub struct Stats {
     pub evicted: u64,
     /// Expired rows that left since the file was opened.
     pub swept: u64,
+    /// Flushes of a buffered table that were completed since the file was opened.
+    pub flushes: u64,
+    /// Rows that those flushes, and the one under way, have carried to the disk.
+    pub rows_flushed: u64,
+    /// How long the oldest change waits that is only in memory, if the table is buffered and there
+    /// is one.
+    pub oldest_unflushed: Option<Duration>,
+    /// Why the last flush failed, if it did.
+    pub last_flush_error: Option<Cause>,
 }
 
 impl<V: Row> Vault<V> {
@@ -137,44 +154,60 @@ impl<V: Row> Vault<V> {
         VaultBuilder::new(table)
     }
 
-    /// The value of `key`, if it has not expired. Waits for nobody.
+    /// The value of `key`, if it has not expired. Waits for nobody, but a closure that holds the row of
+    /// a buffered table.
     ///
     /// # Errors
     ///
-    /// - [`Error::CorruptRow`](crate::Error::CorruptRow): this row is damaged.
-    /// - [`Error::Unavailable`](crate::Error::Unavailable): the storage fails.
-    /// - [`Error::Closed`](crate::Error::Closed): the vault was closed.
+    /// - [`Error::CorruptRow`]: this row is damaged.
+    /// - [`Error::Unavailable`]: the storage fails.
+    /// - [`Error::Closed`]: the vault was closed.
+    /// - [`Error::InsideUpdate`]: called from an `update` closure, of a buffered table.
     pub fn get(&self, key: &Key) -> Result<Option<V>> {
-        self.look(key).map(|(value, _)| value)
+        let encoded = |value: Option<&V>, _| value.map(codec::encode);
+        self.refuse_under_a_lock()?;
+        if let Some(overlay) = &self.overlay
+            && let Ok(found) = overlay.look(key, encoded)
+        {
+            let bytes = found?.transpose().ok().flatten();
+            return Ok(bytes.and_then(|bytes| codec::decode(&bytes)));
+        }
+        let (stored, now) = self.file.shared().row(self.table(), key)?;
+        Ok(Slot::fill(self.table(), key, &stored, now, IfDamaged::Refuse)?.take())
     }
 
-    /// As [`get`](Self::get), with the instant at which it was looked.
-    pub(crate) fn look(&self, key: &Key) -> Result<(Option<V>, Timestamp)> {
-        let table = &self.table().name;
-        let read = |txn: &ReadTransaction| {
-            let rows = txn.open_table(table::rows(&rows_name(table)))?;
-            let row = rows.get(key.as_bytes())?;
-            let row = row.as_ref().map(|row| row.value());
-            Ok(Stored::read(key.as_bytes(), row))
+    /// What `f` makes of the value of `key`, if it has not expired, and of the time.
+    pub(crate) fn look<T>(
+        &self,
+        key: &Key,
+        f: impl FnOnce(Option<&V>, Timestamp) -> T,
+    ) -> Result<T> {
+        self.refuse_under_a_lock()?;
+        let f = match &self.overlay {
+            None => f,
+            Some(overlay) => match overlay.look(key, f) {
+                Ok(found) => return found,
+                Err(f) => f,
+            },
         };
-        let stored = self.file.shared().read(read)?;
-        let now = self.file.shared().settings.clock.now();
-        let mut slot = Slot::fill(self.table(), key, &stored, now, IfDamaged::Refuse)?;
-        Ok((slot.take(), now))
+        let (stored, now) = self.file.shared().row(self.table(), key)?;
+        let slot = Slot::fill(self.table(), key, &stored, now, IfDamaged::Refuse)?;
+        Ok(f(slot.value(), now))
     }
 
-    /// Blocks until `value` is stored under `key`, to live for `ttl`.
+    /// Blocks until `value` is stored under `key`, to live for `ttl`: on disk, unless the table is
+    /// buffered.
     ///
     /// # Errors
     ///
     /// Those of [`update`](Self::update), except that a damaged row is replaced.
     pub fn put(&self, key: &Key, value: V, ttl: Duration) -> Result<()> {
         let put = move |slot: &mut Slot<V>| slot.put(value, ttl);
-        self.submit(key, IfDamaged::Replace, put)?.wait()
+        self.apply(key, IfDamaged::Replace, put)
     }
 
-    /// Blocks until the row of `key` is gone from the disk, also if it was damaged. Says whether
-    /// there was one that had not expired.
+    /// Blocks until the row of `key` is gone, also if it was damaged: from the disk, unless the table is
+    /// buffered. Says whether there was one that had not expired.
     ///
     /// # Errors
     ///
@@ -184,7 +217,7 @@ impl<V: Row> Vault<V> {
             slot.remove();
             slot.found()
         };
-        self.submit(key, IfDamaged::Replace, remove)?.wait()
+        self.apply(key, IfDamaged::Replace, remove)
     }
 
     /// Blocks until every row of `endpoint` is gone from the disk, and says how many there were.
@@ -195,9 +228,10 @@ impl<V: Row> Vault<V> {
     /// # Errors
     ///
     /// Those of [`update`](Self::update), except that damaged rows are removed too, and
-    /// [`Error::EndpointTooLong`](crate::Error::EndpointTooLong).
+    /// [`Error::EndpointTooLong`].
     pub fn remove_endpoint(&self, endpoint: &str) -> Result<u64> {
         let prefix = Key::prefix(endpoint)?;
+        self.flush_buffer()?;
         let (mut removed, mut after) = (0, None);
         loop {
             let table = Arc::clone(self.table());
@@ -219,15 +253,18 @@ impl<V: Row> Vault<V> {
     /// writer's thread, so it must be short and must not use a vault. What it leaves in the slot
     /// is written after it returned. A panic in `f` goes on in this call and changes nothing.
     ///
+    /// With [`Durability::Buffered`] this does not wait for the disk, unless the row has to be read
+    /// or there is no room in memory; `f` runs under the row's lock, mostly on this thread.
+    ///
     /// # Errors
     ///
-    /// - [`Error::CorruptRow`](crate::Error::CorruptRow): this row is damaged; `f` is not called.
-    /// - [`Error::Encode`](crate::Error::Encode): the value left cannot be stored.
-    /// - [`Error::Unavailable`](crate::Error::Unavailable): the storage fails, or did not answer
+    /// - [`Error::CorruptRow`]: this row is damaged; `f` is not called.
+    /// - [`Error::Encode`]: the value left cannot be stored.
+    /// - [`Error::Unavailable`]: the storage fails, or did not answer
     ///   within the answer timeout.
-    /// - [`Error::Overloaded`](crate::Error::Overloaded): 16,384 operations are already waiting.
-    /// - [`Error::Closed`](crate::Error::Closed): the vault was closed.
-    /// - [`Error::InsideUpdate`](crate::Error::InsideUpdate): called from such a closure.
+    /// - [`Error::Overloaded`]: 16,384 operations are already waiting.
+    /// - [`Error::Closed`]: the vault was closed.
+    /// - [`Error::InsideUpdate`]: called from such a closure.
     ///
     /// # Panics
     ///
@@ -259,7 +296,7 @@ impl<V: Row> Vault<V> {
         F: FnOnce(&mut Slot<V>) -> R + Send + 'static,
         R: Send + 'static,
     {
-        self.submit(key, IfDamaged::Refuse, f)?.wait()
+        self.apply(key, IfDamaged::Refuse, f)
     }
 
     /// As [`update`](Self::update), without blocking; on any executor.
@@ -278,7 +315,20 @@ impl<V: Row> Vault<V> {
         F: FnOnce(&mut Slot<V>) -> R + Send + 'static,
         R: Send + 'static,
     {
-        self.submit(key, IfDamaged::Refuse, f).into()
+        let Some(overlay) = &self.overlay else {
+            return self.submit(key, IfDamaged::Refuse, f).into();
+        };
+        if let Err(error) = writer::refuse_current_thread() {
+            return Pending::failed(error);
+        }
+        // The file is never read here.
+        let never = |_: &Key| Ok(Stored::Missing);
+        match overlay.update(key, IfDamaged::Refuse, Patience::None, never, f) {
+            Attempt::Done(answered) => Pending::ready(answered),
+            Attempt::Elsewhere(f) => self
+                .submit_buffered(overlay, key, IfDamaged::Refuse, f)
+                .into(),
+        }
     }
 
     /// The instant `at` of the vault's clock, by the wall clock.
@@ -292,6 +342,104 @@ impl<V: Row> Vault<V> {
         &self.handle.table
     }
 
+    /// An error where this thread may hold the lock of the very row that it wants to look at.
+    fn refuse_under_a_lock(&self) -> Result<()> {
+        match &self.overlay {
+            None => Ok(()),
+            Some(_) => writer::refuse_current_thread(),
+        }
+    }
+
+    /// Whether changes are decided in memory.
+    pub(crate) const fn is_buffered(&self) -> bool {
+        self.overlay.is_some()
+    }
+
+    /// Runs `f` on the value of `key` in its place, if the table is buffered and the row in memory;
+    /// if not, it has to be done by `update`. `f` says for how long the value is to live from now;
+    /// `None`: as long as before.
+    ///
+    /// `f` must not panic, and must not use a vault.
+    pub(crate) fn change_in_memory(
+        &self,
+        key: KeyParts<'_>,
+        f: impl FnOnce(&mut V, Timestamp) -> Option<Duration>,
+    ) where
+        V: Default,
+    {
+        if let Some(overlay) = &self.overlay
+            && !writer::is_current_thread()
+        {
+            overlay.change(key, f);
+        }
+    }
+
+    /// Blocks until `f` is applied, and on disk if the table is not buffered.
+    fn apply<R, F>(&self, key: &Key, if_damaged: IfDamaged, f: F) -> Result<R>
+    where
+        F: FnOnce(&mut Slot<V>) -> R + Send + 'static,
+        R: Send + 'static,
+    {
+        let Some(overlay) = &self.overlay else {
+            return self.submit(key, if_damaged, f)?.wait();
+        };
+        writer::refuse_current_thread()?;
+        let load = |key: &Key| {
+            self.file
+                .shared()
+                .row(self.table(), key)
+                .map(|(row, _)| row)
+        };
+        match overlay.update(key, if_damaged, Patience::Read, load, f) {
+            Attempt::Done(answered) => answer::unwrap_answered(answered),
+            Attempt::Elsewhere(f) => self.submit_buffered(overlay, key, if_damaged, f)?.wait(),
+        }
+    }
+
+    /// Has the writer run `f` on a row in memory: it may read the file, and makes room by flushing.
+    fn submit_buffered<R, F>(
+        &self,
+        overlay: &Arc<Overlay<V>>,
+        key: &Key,
+        if_damaged: IfDamaged,
+        f: F,
+    ) -> Result<Answer<R>>
+    where
+        F: FnOnce(&mut Slot<V>) -> R + Send + 'static,
+        R: Send + 'static,
+    {
+        let (overlay, key) = (Arc::clone(overlay), key.clone());
+        let (file, table) = (Arc::clone(self.file.shared()), Arc::clone(self.table()));
+        let step = move |_: &mut Batch<'_>| {
+            let load = |key: &Key| file.row(&table, key).map(|(row, _)| row);
+            match overlay.update(&key, if_damaged, Patience::Writer, load, f) {
+                Attempt::Done(answered) => Ok(answered),
+                Attempt::Elsewhere(_) => Ok(Err(Error::InsideUpdate)),
+            }
+        };
+        let task = |caller| -> Box<dyn Operation> { Box::new(Task::in_memory(caller, step)) };
+        let shared = self.file.shared();
+        shared.submit_operation(self.answer_timeout, task)
+    }
+
+    /// Blocks until everything that is dirty now is on disk.
+    fn flush_buffer(&self) -> Result<()> {
+        let table = self.table();
+        let Some(buffer) = &table.buffer else {
+            return Ok(());
+        };
+        writer::refuse_current_thread()?;
+        let since = buffer.begin_flush();
+        let carry = |keys: &[Key]| {
+            let chunk = |caller| Chunk::asked_for(table, buffer, keys.to_vec(), caller);
+            let shared = self.file.shared();
+            shared.submit_operation(self.answer_timeout, chunk)?.wait()
+        };
+        let carried = buffer.dirty_keys().chunks(flush::CHUNK).try_for_each(carry);
+        buffer.end_flush(since, carried.is_ok());
+        carried
+    }
+
     fn submit<R, F>(&self, key: &Key, if_damaged: IfDamaged, f: F) -> Result<Answer<R>>
     where
         F: FnOnce(&mut Slot<V>) -> R + Send + 'static,
@@ -303,12 +451,17 @@ impl<V: Row> Vault<V> {
         self.file.shared().submit(self.answer_timeout, false, step)
     }
 
-    /// The rows that have not expired, in the order of their keys. Waits for nobody.
+    /// The rows that have not expired, in the order of their keys. Waits for nobody, except that a
+    /// buffered table is flushed first; if that fails, its error is all there is.
     ///
     /// Rows are read in pages of 1,000, each from the latest commit; a row that changes meanwhile
     /// may be seen before or after its change. A damaged row is an error and the scan goes on.
     pub fn scan(&self) -> Scan<V> {
-        Scan::new(Arc::clone(&self.file), Arc::clone(self.table()))
+        let flushed = match &self.overlay {
+            Some(_) => self.flush(),
+            None => Ok(()),
+        };
+        Scan::new(Arc::clone(&self.file), Arc::clone(self.table()), flushed)
     }
 
     /// How many rows the table has on disk, those included that have expired and wait for the
@@ -317,7 +470,7 @@ impl<V: Row> Vault<V> {
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`](crate::Error::Unavailable), [`Error::Closed`](crate::Error::Closed).
+    /// [`Error::Unavailable`], [`Error::Closed`].
     pub fn len(&self) -> Result<u64> {
         let table = &self.table().name;
         self.file.shared().read(|txn| {
@@ -341,15 +494,33 @@ impl<V: Row> Vault<V> {
     ///
     /// As [`len`](Self::len).
     pub fn stats(&self) -> Result<Stats> {
+        let health = self.overlay.as_ref().map(|overlay| overlay.health());
+        let health = health.unwrap_or_default();
         Ok(Stats {
-            rows: self.len()?,
-            max_keys: self.table().max_keys,
+            rows: self.rows_or_last()?,
+            max_keys: self.table().settings.max_keys,
             evicted: self.table().evicted.load(Ordering::Relaxed),
             swept: self.table().swept.load(Ordering::Relaxed),
+            flushes: health.flushes,
+            rows_flushed: health.rows_flushed,
+            oldest_unflushed: health.oldest_unflushed,
+            last_flush_error: health.last_flush_error,
         })
     }
 
-    /// Blocks until every row that has expired is gone from the disk, and says how many went.
+    /// How many rows the file has; of a buffered table, had, while the storage fails.
+    fn rows_or_last(&self) -> Result<u64> {
+        let last = &self.table().last_rows;
+        match self.len() {
+            Ok(rows) => last.store(rows, Ordering::Relaxed),
+            Err(Error::Unavailable { .. }) if self.overlay.is_some() => {}
+            Err(error) => return Err(error),
+        }
+        Ok(last.load(Ordering::Relaxed))
+    }
+
+    /// Blocks until every row that has expired is gone from the disk, and says how many went. A
+    /// buffered table is flushed first.
     ///
     /// The background sweep does this on its own, about a second after rows expire.
     ///
@@ -359,6 +530,8 @@ impl<V: Row> Vault<V> {
     pub fn sweep(&self) -> Result<u64> {
         let mut removed = 0;
         loop {
+            // Each time: it passes over what is only in memory, and might see nothing else.
+            self.flush_buffer()?;
             let step = operation::sweep(Arc::clone(self.table()));
             let answer = self.file.shared().submit(self.answer_timeout, true, step)?;
             let (count, more) = answer.wait()?;
@@ -369,12 +542,25 @@ impl<V: Row> Vault<V> {
         }
     }
 
-    /// Blocks until everything that was queued before, by any handle of the file, is on disk.
+    /// Blocks until everything that was queued before, by any handle of the file, is on disk, and all
+    /// changes of this table that were in memory only.
     ///
     /// # Errors
     ///
     /// Those of [`update`](Self::update).
     pub fn flush(&self) -> Result<()> {
+        // What is queued may yet change rows in memory.
+        self.drain()?;
+        if self.overlay.is_some() {
+            self.flush_buffer()?;
+            // What others carry is in flight.
+            self.drain()?;
+        }
+        Ok(())
+    }
+
+    /// Blocks until what is queued is done.
+    fn drain(&self) -> Result<()> {
         let shared = self.file.shared();
         shared
             .submit(self.answer_timeout, false, operation::flush())?
@@ -383,13 +569,14 @@ impl<V: Row> Vault<V> {
 
     /// Blocks until what was queued is on disk and the file is closed, for all its handles.
     ///
-    /// From the moment of the call new operations get [`Error::Closed`](crate::Error::Closed).
+    /// From the moment of the call new operations get [`Error::Closed`].
     /// Closing again reports the same.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`](crate::Error::Unavailable): the storage kept the file from being
-    /// closed cleanly; what was answered is on disk. [`Error::InsideUpdate`](crate::Error::InsideUpdate).
+    /// [`Error::Unavailable`]: the storage kept the file from being
+    /// closed cleanly; what was answered is on disk, but for changes of a buffered table that no flush
+    /// had carried. [`Error::InsideUpdate`].
     pub fn close(&self) -> Result<()> {
         self.file.shared().close(self.answer_timeout)?.wait()
     }

@@ -33,6 +33,8 @@ pub(super) struct Task<S, R> {
     answered: Option<Answered<R>>,
     caller: oneshot::Sender<Answered<R>>,
     is_bulk: bool,
+    /// What it yields is in memory, whatever becomes of the transaction.
+    is_in_memory: bool,
 }
 
 impl<S, R> Task<S, R>
@@ -46,6 +48,15 @@ where
             answered: None,
             caller,
             is_bulk,
+            is_in_memory: false,
+        }
+    }
+
+    /// As [`new`](Self::new), of a step that changes rows in memory only.
+    pub(super) fn in_memory(caller: oneshot::Sender<Answered<R>>, step: S) -> Self {
+        Self {
+            is_in_memory: true,
+            ..Self::new(caller, false, step)
         }
     }
 }
@@ -64,6 +75,7 @@ where
 
     fn answer(self: Box<Self>, failure: Option<Error>) {
         let answered = match failure {
+            Some(_) if self.is_in_memory && self.answered.is_some() => self.answered,
             Some(failure) => Some(Err(failure)),
             None => self.answered,
         };
@@ -116,7 +128,9 @@ pub(super) fn update<V: Row, R, const N: usize>(
                 Staged::Keep => {}
                 Staged::Remove => open.delete(key.as_bytes(), before)?,
                 Staged::Put { value, ttl_ms } => {
-                    open.write(key.as_bytes(), before, &value, ttl_ms, now.as_millis())?;
+                    let now = now.as_millis();
+                    let expires_at = now.saturating_add(ttl_ms);
+                    open.write(key.as_bytes(), before, &value, ttl_ms, expires_at, now)?;
                 }
             }
         }

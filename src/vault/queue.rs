@@ -30,6 +30,7 @@ struct State {
     failing: Option<Cause>,
     closing: bool,
     nudged: bool,
+    woken: bool,
 }
 
 /// Why an operation is not taken.
@@ -48,6 +49,8 @@ pub(super) enum Work {
     Look,
     /// The time it wanted to wait has passed.
     Due,
+    /// There is something to wait for that there was not before.
+    Wake,
     /// Everything is done and nothing more will come.
     Close,
 }
@@ -86,6 +89,9 @@ impl Queue {
             }
             if std::mem::take(&mut state.nudged) {
                 return Work::Look;
+            }
+            if std::mem::take(&mut state.woken) {
+                return Work::Wake;
             }
             match patience {
                 None => {
@@ -152,6 +158,12 @@ impl Queue {
         woken.unwrap_or_else(PoisonError::into_inner).0.closing
     }
 
+    /// Has the writer ask itself anew how long it may wait.
+    pub(super) fn wake(&self) {
+        self.lock().woken = true;
+        self.ready.notify_all();
+    }
+
     /// Has the writer look at its file and its clock.
     pub(super) fn nudge(&self) {
         self.lock().nudged = true;
@@ -161,7 +173,7 @@ impl Queue {
 
 impl State {
     fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && !self.closing && !self.nudged
+        self.waiting.is_empty() && !self.closing && !self.nudged && !self.woken
     }
 
     /// Takes up to `room` operations, none after one that fills a transaction on its own.

@@ -47,6 +47,13 @@ pub trait Row: Serialize + DeserializeOwned + Send + Sync + 'static {
     ///
     /// Change it when the encoding changes. A table of another kind is refused.
     const KIND: &'static str;
+
+    /// How many bytes the value holds outside of itself, roughly. Default: 0.
+    ///
+    /// A buffered vault bounds its memory with it: say it if a value has lists or text in it.
+    fn memory(&self) -> usize {
+        0
+    }
 }
 
 /// When a row ends, and where the deadline index files it.

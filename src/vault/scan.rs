@@ -12,7 +12,7 @@ use super::key::{Key, corrupt_row};
 use super::row::Row;
 use super::table::{self, Stored, Table, rows_name};
 use crate::clock::Timestamp;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// How many rows one read transaction looks at. It is let go of between pages, so that a slow
 /// reader does not keep the file from reusing space.
@@ -41,16 +41,20 @@ pub struct Scan<V> {
     page: std::vec::IntoIter<(Vec<u8>, Stored)>,
     /// Where the next page begins; `None`: there is none.
     next: Option<Bound<Vec<u8>>>,
+    /// What kept the scan from beginning.
+    failure: Option<Error>,
     value: PhantomData<fn() -> V>,
 }
 
 impl<V: Row> Scan<V> {
-    pub(super) fn new(file: Arc<OpenFile>, table: Arc<Table>) -> Self {
+    /// `flushed`: whether what was in memory only is in the file.
+    pub(super) fn new(file: Arc<OpenFile>, table: Arc<Table>, flushed: Result<()>) -> Self {
         Self {
             file,
             table,
             page: Vec::new().into_iter(),
-            next: Some(Bound::Unbounded),
+            next: flushed.is_ok().then_some(Bound::Unbounded),
+            failure: flushed.err(),
             value: PhantomData,
         }
     }
@@ -93,6 +97,9 @@ impl<V: Row> Iterator for Scan<V> {
     type Item = Result<Entry<V>>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        if let Some(failure) = self.failure.take() {
+            return Some(Err(failure));
+        }
         loop {
             while let Some((key, stored)) = self.page.next() {
                 if let Some(entry) = self.entry(&key, &stored) {

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::durability::Durability;
 use crate::clock::{Clock, SystemClock};
 use crate::error::{Error, Result};
 
@@ -61,6 +62,39 @@ impl FileSettings {
             }),
             _ => Ok(()),
         }
+    }
+}
+
+/// What a builder was told about the table; `None` takes what is there.
+#[derive(Debug, Default)]
+pub(super) struct WantedOfTable {
+    pub(super) max_keys: Option<u64>,
+    pub(super) durability: Option<Durability>,
+    pub(super) buffer_bytes: Option<usize>,
+}
+
+/// What is in force for a table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TableSettings {
+    pub(super) max_keys: u64,
+    pub(super) durability: Durability,
+    pub(super) buffer_bytes: usize,
+}
+
+impl TableSettings {
+    pub(super) fn new(wanted: &WantedOfTable) -> Self {
+        Self {
+            max_keys: wanted.max_keys.unwrap_or(1_000_000),
+            durability: wanted.durability.unwrap_or_default(),
+            buffer_bytes: wanted.buffer_bytes.unwrap_or(256 << 20),
+        }
+    }
+
+    /// An error if `wanted` sets anything to another value than is in force.
+    pub(super) fn check(&self, wanted: &WantedOfTable, path: &Path) -> Result<()> {
+        agree(path, "max_keys", self.max_keys, wanted.max_keys)?;
+        agree(path, "durability", self.durability, wanted.durability)?;
+        agree(path, "buffer_bytes", self.buffer_bytes, wanted.buffer_bytes)
     }
 }
 

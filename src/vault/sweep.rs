@@ -18,12 +18,15 @@ impl OpenTable<'_> {
     ///
     /// What is left to do, and when, is left in the effects.
     pub(super) fn sweep(&mut self, now: u64, budget: usize) -> Result<usize, StorageError> {
-        let mut spent = 0;
+        let (mut spent, mut passed) = (0, 0);
         let mut next_due = u64::MAX;
         for class in self.deadlines.classes()? {
             spent += self.redate_tail(class, now, budget - spent)?;
-            let due = self.deadlines.due(class, now, budget - spent)?;
+            // The flush will write such a row anew, or remove it.
+            let is_pinned = |entry: &Entry| self.table.is_pinned(&entry.key);
+            let (due, pinned) = self.deadlines.due(class, now, budget - spent, is_pinned)?;
             spent += due.len();
+            passed += pinned;
             for entry in &due {
                 self.settle(entry, now)?;
             }
@@ -31,8 +34,13 @@ impl OpenTable<'_> {
             next_due = next_due.min(head.map_or(u64::MAX, |entry| entry.filed_at));
         }
         spent += self.shrink(now, budget - spent)?;
-        let unfinished = spent >= budget || next_due <= now;
-        self.effects.due = Some(if unfinished { 0 } else { next_due });
+        self.effects.due = Some(match next_due <= now {
+            _ if spent >= budget => 0,
+            // Not before the flush had its time.
+            true if passed > 0 => now,
+            true => 0,
+            false => next_due,
+        });
         // What was filed on the way is among the heads.
         self.effects.filed = None;
         Ok(spent)
@@ -99,6 +107,7 @@ impl OpenTable<'_> {
                         ..header
                     };
                     self.refile(&entry, header, &value)?;
+                    self.disown(&entry.key);
                 }
                 Stored::Whole(..) => break,
                 // It says nothing of the rows before it.

@@ -6,12 +6,15 @@
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use redb::{ReadableTable, ReadableTableMetadata, TableDefinition, WriteTransaction};
 
 use super::deadline::{Deadlines, Entry};
 use super::key::{Key, corrupt_row};
+use super::overlay::Buffer;
 use super::row::{self, Header};
+use super::settings::TableSettings;
 use crate::error::Error;
 
 /// A table of an open file, shared by its handles and the writer.
@@ -19,11 +22,15 @@ use crate::error::Error;
 pub(super) struct Table {
     pub(super) name: String,
     pub(super) kind: &'static str,
-    pub(super) max_keys: u64,
+    pub(super) settings: TableSettings,
+    /// The rows in memory in front of it, if it is buffered.
+    pub(super) buffer: Option<Arc<dyn Buffer>>,
     /// Whether its stamp was found to be right, or set: until then no row may be touched.
     ready: AtomicBool,
     /// No row is filed earlier than this, in ms; 0: unknown, so look. Only the writer writes it.
     pub(super) due: AtomicU64,
+    /// How many rows there were when somebody last asked.
+    pub(super) last_rows: AtomicU64,
     /// Rows that the bound forgot before they expired, since the file was opened.
     pub(super) evicted: AtomicU64,
     /// Rows that were removed after they expired, since the file was opened.
@@ -91,6 +98,8 @@ pub(super) struct Effects {
     pub(super) ready: bool,
     pub(super) evicted: u64,
     pub(super) swept: u64,
+    /// The keys of rows that left, if the table is buffered.
+    pub(super) gone: Vec<Key>,
     /// The earliest deadline that was filed.
     pub(super) filed: Option<u64>,
     /// What the sweep found to be the earliest deadline left; 0: there is more to do.
@@ -137,9 +146,9 @@ impl<'t> OpenTable<'t> {
         before: &Stored,
         value: &[u8],
         ttl: u64,
+        expires_at: u64,
         now: u64,
     ) -> Result<(), redb::StorageError> {
-        let expires_at = now.saturating_add(ttl);
         let header = match before {
             Stored::Whole(header, _) if header.ttl == ttl && header.filed_at <= expires_at => {
                 Header {
@@ -184,8 +193,16 @@ impl<'t> OpenTable<'t> {
         }
         if self.rows.remove(key)?.is_some() {
             self.effects.changed = true;
+            self.disown(key);
         }
         Ok(())
+    }
+
+    /// Takes note that a copy in memory is no longer what the file has.
+    pub(super) fn disown(&mut self, key: &[u8]) {
+        if self.table.buffer.is_some() {
+            self.effects.gone.push(Key::of_bytes(key));
+        }
     }
 
     /// Moves a whole row's entry, and its deadline with it if that is given.
@@ -250,13 +267,20 @@ impl<'t> OpenTable<'t> {
 }
 
 impl Table {
-    pub(super) fn new(name: &str, kind: &'static str, max_keys: u64) -> Self {
+    pub(super) fn new(
+        name: &str,
+        kind: &'static str,
+        settings: TableSettings,
+        buffer: Option<Arc<dyn Buffer>>,
+    ) -> Self {
         Self {
             name: name.to_owned(),
             kind,
-            max_keys,
+            settings,
+            buffer,
             ready: AtomicBool::new(false),
             due: AtomicU64::new(0),
+            last_rows: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
             swept: AtomicU64::new(0),
         }
@@ -264,6 +288,19 @@ impl Table {
 
     pub(super) fn is_ready(&self) -> bool {
         self.ready.load(Ordering::Acquire)
+    }
+
+    /// How long until a flush is due; `None`: nothing is dirty.
+    pub(super) fn flush_in(&self) -> Option<Duration> {
+        self.buffer.as_ref().and_then(|buffer| buffer.flush_in())
+    }
+
+    /// Whether the newest value of `key` is only in memory.
+    pub(super) fn is_pinned(&self, key: &[u8]) -> bool {
+        let key = Key::of_bytes(key);
+        self.buffer
+            .as_ref()
+            .is_some_and(|buffer| buffer.is_pinned(&key))
     }
 
     pub(super) fn corrupt_row(&self, key: &Key) -> Error {
@@ -280,6 +317,9 @@ impl Table {
         let order = Ordering::Relaxed;
         if effects.ready {
             self.ready.store(true, Ordering::Release);
+        }
+        if let Some(buffer) = &self.buffer {
+            buffer.forget(&effects.gone);
         }
         self.evicted.fetch_add(effects.evicted, order);
         self.swept.fetch_add(effects.swept, order);

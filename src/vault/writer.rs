@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use super::batch::Batch;
 use super::file::Shared;
+use super::flush::Flush;
 use super::operation::Operation;
 use super::queue::Work;
 use super::sweep::SWEEP_LIMIT;
@@ -28,16 +29,26 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 thread_local! {
     static IS_WRITER: Cell<bool> = const { Cell::new(false) };
+    static IS_IN_CLOSURE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is a writer, of whatever file: it must not wait for one.
+/// Whether this thread must not wait for a writer, of whatever file: it is one, or holds the lock of
+/// a row that one may want.
 pub(super) fn is_current_thread() -> bool {
-    IS_WRITER.get()
+    IS_WRITER.get() || IS_IN_CLOSURE.get()
+}
+
+/// Runs a caller's closure, which does not panic, under the lock of its row.
+pub(super) fn without_vaults<T>(closure: impl FnOnce() -> T) -> T {
+    let before = IS_IN_CLOSURE.replace(true);
+    let result = closure();
+    IS_IN_CLOSURE.set(before);
+    result
 }
 
 /// An error on a writer's thread, where waiting for a writer might wait for itself.
 pub(super) fn refuse_current_thread() -> Result<()> {
-    if IS_WRITER.get() {
+    if is_current_thread() {
         return Err(Error::InsideUpdate);
     }
     Ok(())
@@ -72,14 +83,25 @@ fn answer(operation: Box<dyn Operation>, failure: Option<Error>) {
 #[derive(Debug)]
 pub(super) struct Writer {
     file: Arc<Shared>,
+    /// The flush under way.
+    flush: Option<Flush>,
+    /// How many flushes have begun: tables take turns.
+    turn: usize,
+    /// How long the next try to open a file that failed waits; longer each time until a commit is well.
+    pause: Cell<Duration>,
 }
 
 impl Writer {
     pub(super) const fn new(file: Arc<Shared>) -> Self {
-        Self { file }
+        Self {
+            file,
+            flush: None,
+            turn: 0,
+            pause: Cell::new(FIRST_PAUSE),
+        }
     }
 
-    pub(super) fn run(self) {
+    pub(super) fn run(mut self) {
         IS_WRITER.set(true);
         let worked = catch_unwind(AssertUnwindSafe(|| self.work()));
         let report = match worked {
@@ -88,6 +110,7 @@ impl Writer {
             Err(panic) => {
                 let cause = panic_cause(&*panic);
                 self.file.queue.close();
+                self.file.close_buffers();
                 let waiting = self.file.queue.fail(cause.clone());
                 self.answer_failed(waiting, Applied::Unknown, &cause);
                 self.close();
@@ -97,18 +120,94 @@ impl Writer {
         self.file.ended(report);
     }
 
-    fn work(&self) {
+    fn work(&mut self) {
         loop {
-            match self.file.queue.next(self.until_sweep()) {
-                Work::Batch(operations) => self.commit(operations),
-                Work::Due => self.commit(Vec::new()),
+            self.begin_flush_that_is_due();
+            match self.file.queue.next(self.until_next()) {
+                Work::Batch(operations) => {
+                    self.commit(operations);
+                }
+                Work::Due if self.is_sweep_due() => {
+                    self.commit(Vec::new());
+                }
+                Work::Due | Work::Wake => {}
                 Work::Look => {
                     self.forget_what_is_due();
                     self.commit(Vec::new());
                 }
-                Work::Close => return,
+                Work::Close => return self.flush_all(),
+            }
+            self.flush_one_chunk();
+        }
+    }
+
+    /// Begins the flush that is due, unless one is under way.
+    fn begin_flush_that_is_due(&mut self) {
+        if self.flush.is_some() {
+            return;
+        }
+        let tables = self.file.ready_tables();
+        let in_turn = tables.iter().cycle().skip(self.turn % tables.len().max(1));
+        let due = in_turn
+            .take(tables.len())
+            .filter(|table| table.flush_in() == Some(Duration::ZERO));
+        self.flush = due.filter_map(Flush::begin).next();
+        self.turn = self.turn.wrapping_add(usize::from(self.flush.is_some()));
+    }
+
+    fn flush_one_chunk(&mut self) {
+        let Some(mut flush) = self.flush.take() else {
+            return;
+        };
+        match flush.chunk() {
+            None => flush.end(true),
+            Some(chunk) => {
+                if self.commit(vec![chunk]) {
+                    self.flush = Some(flush);
+                } else {
+                    flush.end(false);
+                }
             }
         }
+    }
+
+    /// Carries everything to the file, unless the disk refuses.
+    fn flush_all(&self) {
+        // Also of a table that became ready while the file was being closed.
+        self.file.close_buffers();
+        for table in self.file.ready_tables() {
+            while let Some(mut flush) = Flush::begin(&table) {
+                // Closing ended the attempts to open it: it may be well by now.
+                let mut carried = self.is_open_again();
+                while carried && let Some(chunk) = flush.chunk() {
+                    carried = self.commit(vec![chunk]);
+                }
+                flush.end(carried);
+                if !carried {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Whether the database is open; one that failed is tried once more.
+    fn is_open_again(&self) -> bool {
+        let reopen = || self.file.reopen();
+        self.file.has_database() || matches!(catch_unwind(AssertUnwindSafe(reopen)), Ok(Ok(())))
+    }
+
+    /// How long an idle writer may sleep; `None`: until it is woken.
+    fn until_next(&self) -> Option<Duration> {
+        if self.flush.is_some() {
+            return Some(Duration::ZERO);
+        }
+        let tables = self.file.ready_tables();
+        let flush = tables.iter().filter_map(|table| table.flush_in()).min();
+        [flush, self.until_sweep()].into_iter().flatten().min()
+    }
+
+    fn is_sweep_due(&self) -> bool {
+        self.until_sweep() == Some(Duration::ZERO)
     }
 
     /// Closes the database, and says what kept it from closing well.
@@ -123,13 +222,20 @@ impl Writer {
         }
     }
 
-    /// Applies the operations in one transaction and has them answer.
-    fn commit(&self, mut operations: Vec<Box<dyn Operation>>) {
+    /// Applies the operations in one transaction and has them answer. Says whether that went well.
+    fn commit(&self, mut operations: Vec<Box<dyn Operation>>) -> bool {
         // It is known as long as the commit has not begun.
         let mut applied = Applied::No;
         let run = || self.transact(&mut operations, &mut applied);
         let cause = match catch_unwind(AssertUnwindSafe(run)) {
-            Ok(Ok(())) => return operations.into_iter().for_each(|done| answer(done, None)),
+            Ok(Ok(())) => {
+                operations.into_iter().for_each(|done| answer(done, None));
+                if applied == Applied::Unknown {
+                    // A transaction that changed nothing says nothing of the disk.
+                    self.pause.set(FIRST_PAUSE);
+                }
+                return true;
+            }
             Ok(Err(error)) => cause(error),
             Err(panic) => panic_cause(&*panic),
         };
@@ -138,6 +244,7 @@ impl Writer {
         self.answer_failed(operations, applied, &cause);
         self.answer_failed(turned_away, Applied::No, &cause);
         self.reopen();
+        false
     }
 
     fn answer_failed(&self, operations: Vec<Box<dyn Operation>>, applied: Applied, cause: &Cause) {
@@ -194,7 +301,7 @@ impl Writer {
         Ok(())
     }
 
-    /// How long an idle writer may sleep; `None`: until it is woken.
+    /// How long until the sweep is due; `None`: nothing is filed.
     fn until_sweep(&self) -> Option<Duration> {
         if !self.file.settings.background_sweep {
             return None;
@@ -219,11 +326,12 @@ impl Writer {
 
     /// Closes the failed database and opens it again once its storage is well.
     fn reopen(&self) {
-        let mut pause = FIRST_PAUSE;
         loop {
             // A handle that failed refuses everything, closing included.
             let failed = self.file.take_database();
             let _ = catch_unwind(AssertUnwindSafe(|| drop(failed)));
+            let pause = self.pause.get();
+            self.pause.set(LONGEST_PAUSE.min(pause * 2));
             if self.file.queue.pause(pause) {
                 return;
             }
@@ -234,7 +342,6 @@ impl Writer {
             };
             tracing::warn!(%cause, "the vault's storage is still failing");
             self.file.queue.fail(cause);
-            pause = LONGEST_PAUSE.min(pause * 2);
         }
         self.forget_what_is_due();
         self.file.queue.recovered();

@@ -15,7 +15,7 @@ const THREADS: u32 = 64;
 const CHECKS: u32 = 1_000;
 const LIMIT: u32 = 50;
 
-fn window() -> SlidingWindow {
+pub fn window() -> SlidingWindow {
     let quota = Quota::per_hour(LIMIT).unwrap();
     let window = SlidingWindow::new(quota).unwrap();
     window.refusals(Refusals::Ignore)
@@ -41,7 +41,7 @@ impl Admitted {
 }
 
 /// 64 threads, one key, 64,000 checks.
-fn hammer(limiter: &Limiter<SlidingWindow>) {
+pub fn hammer(limiter: &Limiter<SlidingWindow>) {
     let admitted = Admitted::default();
     thread::scope(|scope| {
         for _ in 0..THREADS {
@@ -73,10 +73,14 @@ fn counted_refusals_admit_no_more_either() {
 #[test]
 fn n_threads_admit_no_more_across_close_and_reopen() {
     let directory = tempfile::tempdir().unwrap();
-    let open = || {
+    hammer_across_reopens(|| {
         let vault = Vault::builder("rate_limits").path(directory.path().join("vault.redb"));
         Limiter::new(vault.open().unwrap(), window())
-    };
+    });
+}
+
+/// 64 threads, one key, while the file is closed and opened again five times.
+pub fn hammer_across_reopens(open: impl Fn() -> Limiter<SlidingWindow> + Sync) {
     let limiter = RwLock::new(open());
     let admitted = Admitted::default();
     let checks = AtomicU64::new(0);
@@ -121,12 +125,16 @@ fn n_threads_admit_no_more_across_close_and_reopen() {
 fn n_threads_on_many_keys_never_admit_more_than_the_limit() {
     let directory = tempfile::tempdir().unwrap();
     let vault = Vault::builder("rate_limits").path(directory.path().join("vault.redb"));
-    let limiter = Limiter::new(vault.open().unwrap(), window());
+    hammer_many_keys(&Limiter::new(vault.open().unwrap(), window()));
+}
+
+/// 64 threads, twenty keys, 64,000 checks.
+pub fn hammer_many_keys(limiter: &Limiter<SlidingWindow>) {
     let clients: Vec<_> = (0..20).map(|client| client.to_string()).collect();
     let admitted: Vec<_> = clients.iter().map(|_| Admitted::default()).collect();
     thread::scope(|scope| {
         for number in 0..THREADS {
-            let (limiter, clients, admitted) = (&limiter, &clients, &admitted);
+            let (clients, admitted) = (&clients, &admitted);
             scope.spawn(move || {
                 for check in 0..CHECKS {
                     let client = (number + check) as usize % clients.len();
@@ -151,7 +159,11 @@ fn slow_vault() -> Vault<HitLog> {
 
 #[test]
 fn check_async_admits_no_more_on_a_slow_disk() {
-    let limiter = Limiter::new(slow_vault(), window());
+    hammer_in_tasks(&Limiter::new(slow_vault(), window()));
+}
+
+/// 64 tasks of one thread, one key, 64,000 checks.
+pub fn hammer_in_tasks(limiter: &Limiter<SlidingWindow>) {
     let admitted = Arc::new(Admitted::default());
     let tasks = tokio::task::LocalSet::new();
     for _ in 0..THREADS {

@@ -15,6 +15,7 @@
 mod support;
 
 mod bound;
+mod buffered;
 mod clock;
 mod concurrency;
 mod deadlines;
@@ -26,6 +27,8 @@ mod http_address;
 mod http_layer;
 #[cfg(feature = "axum")]
 mod http_servers;
+#[cfg(unix)]
+mod kills;
 mod lifecycle;
 mod limits;
 #[cfg(all(unix, feature = "axum"))]

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ratevault::{
-    Algorithm, Decision, Error, FixedWindow, Limiter, ManualClock, Quota, Refusals, SlidingWindow,
-    Timestamp, Vault,
+    Algorithm, Decision, Durability, Error, FixedWindow, Limiter, ManualClock, Quota, Refusals,
+    SlidingWindow, Timestamp, Vault,
 };
 use serde::Deserialize;
 
@@ -71,6 +71,19 @@ enum Expect {
 
 #[test]
 fn decision_vectors() {
+    every_trace_agrees(Durability::Committed);
+}
+
+#[test]
+fn decision_vectors_of_a_buffered_table() {
+    let flush_every = Duration::from_secs(3_600);
+    every_trace_agrees(Durability::Buffered { flush_every });
+    // Flushes come and go between the steps.
+    let flush_every = Duration::from_millis(1);
+    every_trace_agrees(Durability::Buffered { flush_every });
+}
+
+fn every_trace_agrees(durability: Durability) {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors/decisions.json");
     let mut files = vec![own];
     if let Some(folder) = std::env::var_os("RATEVAULT_VECTORS") {
@@ -87,7 +100,7 @@ fn decision_vectors() {
                     while let Some(trace) =
                         traces.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
                     {
-                        trace.run();
+                        trace.run(durability);
                     }
                 });
             }
@@ -97,7 +110,7 @@ fn decision_vectors() {
 }
 
 impl Trace {
-    fn run(&self) {
+    fn run(&self, durability: Durability) {
         let quotas = self
             .quotas
             .iter()
@@ -106,29 +119,31 @@ impl Trace {
         match (&*self.algorithm, &*self.refusals) {
             ("fixed", "ignore") => {
                 assert_eq!(quotas.len(), 1);
-                self.run_with(&FixedWindow::new(quotas[0]));
+                self.run_with(&FixedWindow::new(quotas[0]), durability);
             }
             ("sliding", refusals) => {
                 let window = SlidingWindow::new(quotas[0]).unwrap();
                 let rest = quotas[1..].iter();
                 let window = rest.fold(window, |window, quota| window.and(*quota).unwrap());
-                self.run_with(&window.refusals(match refusals {
+                let window = window.refusals(match refusals {
                     "count" => Refusals::Count,
                     "ignore" => Refusals::Ignore,
                     other => panic!("{other}"),
-                }));
+                });
+                self.run_with(&window, durability);
             }
             other => panic!("{other:?}"),
         }
     }
 
-    fn run_with<A: Algorithm + Clone>(&self, algorithm: &A) {
+    fn run_with<A: Algorithm + Clone>(&self, algorithm: &A, durability: Durability) {
         let directory = tempfile::tempdir().unwrap();
         let clock = Arc::new(ManualClock::default());
         let open = || {
             let vault = Vault::builder("rate_limits")
                 .path(directory.path().join("vault.redb"))
                 .clock(clock.clone())
+                .durability(durability)
                 .background_sweep(false);
             Limiter::new(vault.open().unwrap(), algorithm.clone())
         };

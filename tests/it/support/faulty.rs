@@ -58,6 +58,7 @@ impl Faulty {
         let mut state = self.lock();
         state.failing = failing;
         state.syncs_left = None;
+        state.reads_left = None;
     }
 
     /// From now on every call panics, or works again.
