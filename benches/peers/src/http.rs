@@ -3,6 +3,7 @@
 //! Both layers count by the peer's address, show `x-ratelimit-*`, and have a quota that admits every
 //! request. What differs is what they promise: ours answers a committed check when it is on disk.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -34,15 +35,15 @@ const PATH: &str = "/login";
 /// short a window few hits are remembered, as of clients that keep to a limit.
 const LIMIT: u32 = 10_000;
 
-pub(crate) fn run(effort: Effort, report: &mut Report) {
+pub(crate) fn run(effort: Effort, report: &mut Report) -> io::Result<()> {
     for threads in [1, 64] {
-        calls(threads, effort, report);
+        calls(threads, effort, report)?;
     }
-    loopback(effort, report);
+    loopback(effort, report)
 }
 
 /// Without sockets: the router is called.
-fn calls(threads: usize, effort: Effort, report: &mut Report) {
+fn calls(threads: usize, effort: Effort, report: &mut Report) -> io::Result<()> {
     const KEYS: u32 = 1_000;
     let (folder, runtime) = (folder(), runtime());
     let peer = |(name, router): (_, Router)| {
@@ -62,12 +63,12 @@ fn calls(threads: usize, effort: Effort, report: &mut Report) {
         keys: KEYS,
         threads,
     };
-    report.add(load, measure(peers, effort));
+    report.add_standings(load, measure(peers, effort))
 }
 
 /// Over sockets: keep-alive connections to a server, whose clients run in the same process and on
 /// the same threads.
-fn loopback(effort: Effort, report: &mut Report) {
+fn loopback(effort: Effort, report: &mut Report) -> io::Result<()> {
     const CONNECTIONS: u8 = 64;
     let (folder, runtime) = (folder(), runtime());
     let peer = |(name, router)| {
@@ -83,7 +84,7 @@ fn loopback(effort: Effort, report: &mut Report) {
         keys: CONNECTIONS.into(),
         threads: CONNECTIONS.into(),
     };
-    report.add(load, measure(peers, effort));
+    report.add_standings(load, measure(peers, effort))
 }
 
 fn runtime() -> Runtime {

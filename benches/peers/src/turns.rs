@@ -6,20 +6,35 @@ use std::time::Duration;
 /// How long to measure.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Effort {
+    is_quick: bool,
     rounds: usize,
     /// About how long one peer works in one round.
     turn: Duration,
+    /// For how long a figure is measured at least that is a sum of turns.
+    figure: Duration,
 }
 
 impl Effort {
     pub(crate) const QUICK: Self = Self {
+        is_quick: true,
         rounds: 11,
         turn: Duration::from_millis(100),
+        figure: Duration::from_millis(2_010),
     };
     pub(crate) const FULL: Self = Self {
+        is_quick: false,
         rounds: 40,
         turn: Duration::from_millis(250),
+        figure: Duration::from_secs(10),
     };
+
+    pub(crate) const fn is_quick(self) -> bool {
+        self.is_quick
+    }
+
+    pub(crate) const fn figure(self) -> Duration {
+        self.figure
+    }
 }
 
 /// What is measured: a name, and how to do a number of checks.
