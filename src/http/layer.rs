@@ -234,11 +234,8 @@ impl<G: Gate> RateLimitLayer<G> {
     ) -> Result<Admitted, Response<RefusalBody>> {
         let limit = &*self.limit;
         let case = limit.case(request);
-        let client = key.client(request);
-        let asked = match limit.cost_of(request) {
-            0 => Asked::Skipped,
-            cost => limit.rules.ask(&*limit.gate, case.endpoint, client, cost),
-        };
+        let (client, cost) = (key.client(request), limit.cost_of(request));
+        let asked = limit.rules.ask(&*limit.gate, case.endpoint, client, cost);
         finish(&limit.rules, &*limit.gate, case, asked).await
     }
 }

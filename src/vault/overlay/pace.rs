@@ -53,3 +53,51 @@ impl Pace {
         reading.now
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    /// A clock that counts how often it is read.
+    #[derive(Debug, Default)]
+    struct Counting {
+        readings: AtomicU64,
+        follows_time: bool,
+    }
+
+    impl Clock for Counting {
+        fn now(&self) -> Timestamp {
+            Timestamp::from_millis(self.readings.fetch_add(1, Ordering::Relaxed) + 1)
+        }
+
+        fn follows_time(&self) -> bool {
+            self.follows_time
+        }
+    }
+
+    #[test]
+    fn a_clock_that_may_be_moved_is_read_each_time() {
+        let clock = Counting::default();
+        let (pace, mut reading) = (Pace::new(&clock), Reading::default());
+        for expected in 1..100 {
+            assert_eq!(pace.now(&mut reading, &clock).as_millis(), expected);
+        }
+    }
+
+    #[test]
+    fn a_reading_of_a_clock_that_follows_time_serves_for_a_while_and_no_longer() {
+        let clock = Counting {
+            follows_time: true,
+            ..Counting::default()
+        };
+        let (pace, mut reading) = (Pace::new(&clock), Reading::default());
+        let mut calls = 0_u64;
+        // It ends because no reading serves for ever.
+        while pace.now(&mut reading, &clock).as_millis() < 100 {
+            calls += 1;
+        }
+        assert!(calls > 200, "{calls} calls took 100 readings");
+    }
+}
