@@ -60,14 +60,20 @@ fn after_closing_everything_is_closed() {
     assert_eq!(on_disk(&storage, "ada"), Some(Number(1)));
 }
 
-#[test]
-fn a_limiter_over_a_closed_vault_hears_it_for_clients_in_memory_too() {
+/// A limiter with one client in memory.
+fn limiter_that_knows_ada() -> Limiter<SlidingWindow> {
     let vault = Vault::<HitLog>::builder("limits")
         .in_memory()
         .durability(RARELY);
     let window = SlidingWindow::new(Quota::per_hour(5).unwrap()).unwrap();
     let limiter = Limiter::new(vault.open().unwrap(), window);
     limiter.check("login", "ada").unwrap();
+    limiter
+}
+
+#[test]
+fn a_limiter_over_a_closed_vault_hears_it_for_clients_in_memory_too() {
+    let limiter = limiter_that_knows_ada();
     limiter.vault().close().unwrap();
     let pending = limiter.check_async("login", "ada");
     let results = [
@@ -155,12 +161,7 @@ fn a_vault_used_inside_an_update_in_memory_is_an_error_not_a_hang() {
 
 #[test]
 fn a_limiter_used_inside_an_update_in_memory_is_an_error() {
-    let vault = Vault::<HitLog>::builder("limits")
-        .in_memory()
-        .durability(RARELY);
-    let window = SlidingWindow::new(Quota::per_hour(5).unwrap()).unwrap();
-    let limiter = Limiter::new(vault.open().unwrap(), window);
-    limiter.check("login", "ada").unwrap();
+    let limiter = limiter_that_knows_ada();
     let same = limiter.clone();
     let results = in_time(move || {
         in_memory().update(&key("a"), move |_| {
