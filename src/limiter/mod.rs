@@ -21,8 +21,9 @@ pub use gate::{Admission, AsyncGateFn, Gate, GateFn, IntoAdmission, async_gate_f
 pub use quota::Quota;
 pub use sliding::{HitLog, Refusals, SlidingWindow};
 
+use crate::clock::Timestamp;
 use crate::error::{Error, Result};
-use crate::vault::{Client, Key, KeyParts, Pending, Slot, Vault};
+use crate::vault::{Change, Client, ClientBytes, Key, KeyParts, Pending, Slot, Vault};
 
 /// How much longer than its window a row is kept.
 const GRACE: Duration = Duration::from_secs(1);
@@ -91,6 +92,7 @@ impl<A: Algorithm> Limiter<A> {
     /// # Errors
     ///
     /// Those of [`Vault::update`], and [`Error::EndpointTooLong`]. A refusal is not an error.
+    #[inline]
     pub fn check<'c>(&self, endpoint: &str, client: impl Into<Client<'c>>) -> Result<Decision> {
         self.check_n(endpoint, client, 1)
     }
@@ -100,6 +102,7 @@ impl<A: Algorithm> Limiter<A> {
     /// # Errors
     ///
     /// Those of [`check`](Self::check), and [`Error::InvalidCost`] if `cost` is 0 or can never fit.
+    #[inline]
     pub fn check_n<'c>(
         &self,
         endpoint: &str,
@@ -110,10 +113,15 @@ impl<A: Algorithm> Limiter<A> {
         let client = client.into();
         match self.check_in_memory(endpoint, client, cost)? {
             Some(decision) => Ok(decision),
-            None => self
-                .vault
-                .update(&Key::new(endpoint, client)?, self.step(cost)),
+            None => self.check_in_file(endpoint, client, cost),
         }
+    }
+
+    /// The decision, whatever that takes.
+    #[inline(never)]
+    fn check_in_file(&self, endpoint: &str, client: Client<'_>, cost: u32) -> Result<Decision> {
+        let key = Key::new(endpoint, client)?;
+        self.vault.update(&key, self.step(cost))
     }
 
     /// As [`check`](Self::check), without blocking; on any executor.
@@ -179,27 +187,28 @@ impl<A: Algorithm> Limiter<A> {
     }
 
     /// The decision, if all it needs is in memory, and deciding needs no precautions.
+    #[inline(always)]
     fn check_in_memory(
         &self,
         endpoint: &str,
         client: Client<'_>,
         cost: u32,
     ) -> Result<Option<Decision>> {
-        let mut decision = None;
-        if self.vault.is_buffered() && self.algorithm.cannot_panic() {
-            KeyParts::with(endpoint, client, |key| {
-                self.decide_in_memory(key, cost, &mut decision);
-            })?;
+        if !self.vault.is_buffered() || !self.algorithm.cannot_panic() {
+            return Ok(None);
         }
-        Ok(decision)
+        let client = ClientBytes::of(client);
+        let key = KeyParts::new(endpoint, &client)?;
+        Ok(self.decide_in_memory(key, cost))
     }
 
-    fn decide_in_memory(&self, key: KeyParts<'_>, cost: u32, decision: &mut Option<Decision>) {
-        self.vault.change_in_memory(key, |state, now| {
-            let verdict = self.algorithm.decide(state, now, cost);
-            *decision = Some(verdict.decision);
-            verdict.write.then(|| self.algorithm.ttl())
-        });
+    #[inline(always)]
+    fn decide_in_memory(&self, key: KeyParts<'_>, cost: u32) -> Option<Decision> {
+        let decide = Decide {
+            algorithm: &*self.algorithm,
+            cost,
+        };
+        self.vault.change_in_memory(key, decide)
     }
 
     /// Checks without blocking, and makes `R` of the decision. The cost was checked.
@@ -211,7 +220,7 @@ impl<A: Algorithm> Limiter<A> {
     ) -> Pending<R> {
         let mut decision = None;
         if self.algorithm.cannot_panic() {
-            self.decide_in_memory(key.parts(), cost, &mut decision);
+            decision = self.decide_in_memory(key.parts(), cost);
         }
         if let Some(decision) = decision {
             return Pending::done(Ok(of(decision)));
@@ -232,5 +241,22 @@ impl<A: Algorithm> Limiter<A> {
             }
             verdict.decision
         }
+    }
+}
+
+/// One check of a row that is in memory.
+struct Decide<'a, A> {
+    algorithm: &'a A,
+    cost: u32,
+}
+
+impl<A: Algorithm> Change<A::State> for Decide<'_, A> {
+    type Answer = Decision;
+
+    #[inline(always)]
+    fn apply(self, state: &mut A::State, now: Timestamp) -> (Decision, Option<Duration>) {
+        let verdict = self.algorithm.decide(state, now, self.cost);
+        let ttl = verdict.write.then(|| self.algorithm.ttl());
+        (verdict.decision, ttl)
     }
 }

@@ -103,35 +103,39 @@ impl SlidingWindow {
         self
     }
 
-    /// The quota with the least remaining; of equals the later reset, of equals the first.
+    /// What is told of `now`, at which a check of the cost `refused` did not fit, if that is given.
+    ///
+    /// It is put together in one place: a decision that is handed on from several is copied on the
+    /// way, and that is a good part of what deciding costs.
     #[inline(always)]
-    fn report(&self, log: &HitLog, now: u64) -> Decision {
-        if let [quota] = &*self.quotas {
-            return log.kept(quota, now).report(now);
-        }
-        let reports = self.kept(log, now).map(|kept| kept.report(now));
-        let tightness = |report: &Decision| (report.remaining(), Reverse(report.reset_at()));
-        let tighter = |best, next| {
-            if tightness(&next) < tightness(&best) {
-                next
-            } else {
-                best
-            }
+    fn tell(&self, log: &HitLog, now: u64, refused: Option<u32>) -> Decision {
+        let quota = match &*self.quotas {
+            [quota] => Some(quota),
+            quotas => quotas.get(self.told_of(log, now, refused)),
         };
-        reports.reduce(tighter).unwrap_or(no_quota(now))
+        let Some(kept) = quota.map(|quota| log.kept(quota, now)) else {
+            // There is always a quota.
+            let now = Timestamp::from_millis(now);
+            return Decision::allowed(0, 0, now, now);
+        };
+        let report = kept.report(now);
+        match refused {
+            Some(cost) => report.refused_until(kept.fits_at(cost, now)),
+            None => report,
+        }
     }
 
-    /// The quota that makes the client wait longest for `cost`; of equals the first.
-    #[inline]
-    fn refuse(&self, log: &HitLog, now: u64, cost: u32) -> Decision {
-        let refusals = self.kept(log, now).map(|kept| {
-            let fits_at = kept.fits_at(cost, now);
-            (fits_at, kept.report(now).refused_until(fits_at))
-        });
-        let longer = |best: (_, _), next: (_, _)| if next.0 > best.0 { next } else { best };
-        refusals
-            .reduce(longer)
-            .map_or(no_quota(now), |(_, refusal)| refusal)
+    /// The position of the quota that is told of: the one with the least remaining, of equals the
+    /// later reset; of a check that was refused the one that makes the client wait longest. Of equals
+    /// the first.
+    #[inline(never)]
+    fn told_of(&self, log: &HitLog, now: u64, refused: Option<u32>) -> usize {
+        let kept = self.kept(log, now).enumerate();
+        let told = match refused {
+            Some(cost) => kept.min_by_key(|(_, kept)| Reverse(kept.fits_at(cost, now))),
+            None => kept.min_by_key(|(_, kept)| (kept.remaining(), Reverse(kept.reset_at(now)))),
+        };
+        told.map_or(0, |(position, _)| position)
     }
 
     /// What counts for each quota at `now`.
@@ -139,12 +143,6 @@ impl SlidingWindow {
     fn kept<'a>(&'a self, log: &'a HitLog, now: u64) -> impl Iterator<Item = Kept<'a>> {
         self.quotas.iter().map(move |quota| log.kept(quota, now))
     }
-}
-
-/// There is always a quota.
-const fn no_quota(now: u64) -> Decision {
-    let now = Timestamp::from_millis(now);
-    Decision::allowed(0, 0, now, now)
 }
 
 impl Algorithm for SlidingWindow {
@@ -155,17 +153,16 @@ impl Algorithm for SlidingWindow {
         let now = now.as_millis();
         let corrected = log.bring_back_to(now);
         log.forget_until(now, self.longest_ms);
-        let allowed = self.kept(log, now).all(|kept| kept.fits(cost));
+        let allowed = match &*self.quotas {
+            [quota] => log.kept(quota, now).fits(cost),
+            _ => self.kept(log, now).all(|kept| kept.fits(cost)),
+        };
         let recorded = allowed || self.refusals == Refusals::Count;
         if recorded {
             log.append(now, cost, self.largest_limit);
         }
         Verdict {
-            decision: if allowed {
-                self.report(log, now)
-            } else {
-                self.refuse(log, now, cost)
-            },
+            decision: self.tell(log, now, (!allowed).then_some(cost)),
             write: recorded || corrected,
         }
     }
@@ -175,9 +172,9 @@ impl Algorithm for SlidingWindow {
         if log.is_ahead_of(now) {
             let mut log = log.clone();
             log.bring_back_to(now);
-            return self.report(&log, now);
+            return self.tell(&log, now, None);
         }
-        self.report(log, now)
+        self.tell(log, now, None)
     }
 
     fn check_cost(&self, cost: u32) -> Result<()> {
@@ -274,7 +271,9 @@ impl Kept<'_> {
 /// The hit times of one (endpoint, client) pair: the row of a sliding window.
 ///
 /// Encoded as a sequence of integers: the oldest time in ms since the Unix epoch, then the
-/// differences from each time to the next.
+/// differences from each time to the next. Shorter, if many times are equal: 2^64 - 1, which is no
+/// time that another may follow; then of each time, how much later it is than the one before, and
+/// how often it is there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HitLog {
     times: Times,
@@ -286,7 +285,14 @@ impl Row for HitLog {
     fn memory(&self) -> usize {
         self.times.memory()
     }
+
+    fn copy(&self) -> Option<Self> {
+        (self.times.different() >= WORTH_COPYING).then(|| self.clone())
+    }
 }
+
+/// A log of so many different times is copied in less time than it is encoded.
+const WORTH_COPYING: usize = 64;
 
 impl HitLog {
     /// The recorded hits, oldest first.
@@ -348,13 +354,31 @@ impl HitLog {
     }
 }
 
+/// What a log in runs begins with.
+const IN_RUNS: u64 = u64::MAX;
+
+/// A log is written in runs if that saves so many integers: the mark takes nine bytes.
+const WORTH_RUNS: usize = 16;
+
 impl Serialize for HitLog {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut previous = 0;
-        let difference = |hit: u64| hit - std::mem::replace(&mut previous, hit);
-        let mut seq = serializer.serialize_seq(Some(self.times.len()))?;
-        let mut differences = self.times.iter().map(difference);
-        differences.try_for_each(|difference| seq.serialize_element(&difference))?;
+        let mut difference = |hit: u64| hit - std::mem::replace(&mut previous, hit);
+        let in_runs = 1 + 2 * self.times.different();
+        // Nor can the first be taken for the mark.
+        if in_runs + WORTH_RUNS > self.times.len() && self.times.get(0) != Some(IN_RUNS) {
+            let mut seq = serializer.serialize_seq(Some(self.times.len()))?;
+            for hit in self.times.iter() {
+                seq.serialize_element(&difference(hit))?;
+            }
+            return seq.end();
+        }
+        let mut seq = serializer.serialize_seq(Some(in_runs))?;
+        seq.serialize_element(&IN_RUNS)?;
+        for (hit, count) in self.times.runs() {
+            seq.serialize_element(&difference(hit))?;
+            seq.serialize_element(&(count as u64))?;
+        }
         seq.end()
     }
 }
@@ -372,11 +396,25 @@ impl<'de> Deserialize<'de> for HitLog {
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<HitLog, A::Error> {
                 let overflow = || serde::de::Error::custom("a hit time past the end of time");
+                let too_many = || serde::de::Error::custom("more hits than a log can have");
                 let mut times = Times::default();
+                let mut next = seq.next_element::<u64>()?;
+                let in_runs = next == Some(IN_RUNS);
+                if in_runs {
+                    next = seq.next_element()?;
+                }
                 let mut hit = 0_u64;
-                while let Some(difference) = seq.next_element::<u64>()? {
+                while let Some(difference) = next {
                     hit = hit.checked_add(difference).ok_or_else(overflow)?;
-                    times.push(hit, 1);
+                    let count = if in_runs {
+                        seq.next_element()?.filter(|count| *count > 0)
+                    } else {
+                        Some(1)
+                    };
+                    let room = LARGEST_LIMIT as usize - times.len().min(LARGEST_LIMIT as usize);
+                    let count = count.filter(|count| *count as usize <= room);
+                    times.push(hit, count.ok_or_else(too_many)?);
+                    next = seq.next_element()?;
                 }
                 Ok(HitLog { times })
             }

@@ -10,7 +10,7 @@ use std::iter::repeat_n;
 /// How many runs are kept in place.
 const SHORT: usize = 5;
 
-/// Instants in ms since the Unix epoch.
+/// Instants in ms since the Unix epoch, the newest 131,071 of them.
 ///
 /// Invariant: ascending, which is for the callers of `push` to keep; no two runs have one instant.
 #[derive(Clone, Debug)]
@@ -63,19 +63,65 @@ pub(super) struct Short {
     upto: [u32; SHORT],
 }
 
-/// Any number of runs.
+/// Any number of runs, at least one.
+///
+/// The newest and the instant of the oldest are in place: mostly a check needs no other.
 #[derive(Clone, Debug)]
 pub(super) struct Long {
-    runs: VecDeque<Run>,
+    /// All but the newest.
+    older: Box<Older>,
+    first_at: u64,
+    last_at: u64,
+    /// Where the oldest run ends, and the newest: positions, forgotten instants included, that start
+    /// over at `POSITIONS`.
+    first_upto: u32,
+    last_upto: u32,
     /// How many instants were forgotten.
-    gone: u64,
+    gone: u32,
+    /// How many runs `older` has room for.
+    room: u32,
 }
 
+#[derive(Clone, Debug)]
+struct Older {
+    /// When the first run was.
+    base: u64,
+    runs: VecDeque<Run>,
+}
+
+/// How much later than the base a run is, in ms, and the position where it ends. Small, as how many
+/// pages of memory the lists of all clients lie on is what a check in a long one costs.
 #[derive(Clone, Copy, Debug)]
-struct Run {
-    at: u64,
-    /// How many instants there were up to its end, forgotten ones included.
-    upto: u64,
+struct Run(u64);
+
+const POSITION_BITS: u32 = 17;
+const POSITIONS: u32 = 1 << POSITION_BITS;
+
+/// How many instants there are at most: fewer than positions. A log has up to 100,000.
+const MOST: u32 = POSITIONS - 1;
+
+/// Instants are at most so far apart, over 4,000 years; others are brought closer.
+const LATEST: u64 = u64::MAX >> POSITION_BITS;
+
+impl Run {
+    fn new(after: u64, upto: u32) -> Self {
+        Self((after.min(LATEST) << POSITION_BITS) | u64::from(upto))
+    }
+
+    fn after(self) -> u64 {
+        self.0 >> POSITION_BITS
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "no other bits are left")]
+    fn upto(self) -> u32 {
+        (self.0 & u64::from(MOST)) as u32
+    }
+}
+
+impl Older {
+    fn at(&self, run: Run) -> u64 {
+        self.base + run.after()
+    }
 }
 
 impl Default for Times {
@@ -115,6 +161,22 @@ impl Short {
     #[inline]
     fn before(&self, run: usize) -> u32 {
         run.checked_sub(1).map_or(0, |run| self.upto(run))
+    }
+
+    /// As `push`, if the newest instant is this one too and there is room.
+    #[inline(always)]
+    fn push_like_last(&mut self, time: u64, count: u32) -> bool {
+        let Some(last) = self.length().checked_sub(1) else {
+            return false;
+        };
+        let is_like_last = self.at(last) == time;
+        match self.upto.get_mut(last) {
+            Some(upto) if is_like_last && count <= MOST - (*upto).min(MOST) => {
+                *upto += count;
+                true
+            }
+            _ => false,
+        }
     }
 
     /// Says whether there was room.
@@ -170,29 +232,109 @@ impl Short {
 }
 
 impl Long {
+    fn new(time: u64, count: u32) -> Self {
+        Self {
+            older: Box::new(Older {
+                base: time,
+                runs: VecDeque::new(),
+            }),
+            first_at: time,
+            last_at: time,
+            first_upto: count,
+            last_upto: count,
+            gone: 0,
+            room: 0,
+        }
+    }
+
+    /// How many instants there are before a position, of those that are left.
+    #[inline]
+    fn upto(&self, position: u32) -> usize {
+        (position.wrapping_sub(self.gone) % POSITIONS) as usize
+    }
+
+    /// How many there are.
+    #[inline]
+    fn len(&self) -> usize {
+        self.upto(self.last_upto)
+    }
+
+    #[inline]
     fn push(&mut self, time: u64, count: u32) {
-        match self.runs.back_mut() {
-            Some(last) if last.at == time => last.upto += u64::from(count),
-            last => {
-                let upto = last.map_or(self.gone, |last| last.upto);
-                let upto = upto + u64::from(count);
-                self.runs.push_back(Run { at: time, upto });
+        let is_one_run = self.first_at == self.last_at;
+        if time != self.last_at {
+            self.begin_run(time);
+        } else if is_one_run {
+            self.first_upto = (self.first_upto + count) % POSITIONS;
+        }
+        self.last_upto = (self.last_upto + count) % POSITIONS;
+    }
+
+    /// From here on the newest run is one at `time`.
+    fn begin_run(&mut self, time: u64) {
+        let Older { base, runs } = &mut *self.older;
+        if runs.len() == runs.capacity() {
+            // By a quarter: doubling would leave half of it unused.
+            runs.reserve_exact(runs.len() / 4 + 2 * SHORT);
+            self.room = u32::try_from(runs.capacity()).unwrap_or(u32::MAX);
+        }
+        runs.push_back(Run::new(self.last_at - *base, self.last_upto));
+        self.last_at = time;
+    }
+
+    /// Drops the `count` oldest, of which there are more.
+    #[inline]
+    fn forget(&mut self, count: u32) {
+        let is_within_a_run = self.upto(self.first_upto) > count as usize;
+        self.gone = (self.gone + count) % POSITIONS;
+        if !is_within_a_run {
+            self.forget_runs(count);
+        }
+    }
+
+    /// Drops the runs that ended within the `count` instants that were dropped last.
+    fn forget_runs(&mut self, count: u32) {
+        let start = self.gone.wrapping_sub(count);
+        let ended = |run: &Run| run.upto().wrapping_sub(start) % POSITIONS <= count;
+        let older = &mut *self.older;
+        while older.runs.front().is_some_and(ended) {
+            older.runs.pop_front();
+        }
+        let first = older.runs.front().copied();
+        self.first_at = first.map_or(self.last_at, |run| older.at(run));
+        self.first_upto = first.map_or(self.last_upto, Run::upto);
+    }
+
+    /// How many of the older runs come first for which `is_before` holds. Mostly few do, which are
+    /// then found without a look at many others.
+    fn older_before(&self, is_before: impl Fn(Run) -> bool) -> usize {
+        let runs = &self.older.runs;
+        let holds = |place: usize| runs.get(place).is_some_and(|run| is_before(*run));
+        let (mut low, mut step) = (0, 1);
+        while holds(low + step - 1) {
+            low += step;
+            step *= 2;
+        }
+        // It holds for the first `low`, and not for the one `step` further on.
+        let (mut high, mut middle);
+        high = low + step - 1;
+        while low < high {
+            middle = low.midpoint(high);
+            if holds(middle) {
+                low = middle + 1;
+            } else {
+                high = middle;
             }
         }
+        low
     }
 
-    fn forget(&mut self, count: usize) {
-        self.gone = self.gone.saturating_add(count as u64);
-        while self.runs.front().is_some_and(|run| run.upto <= self.gone) {
-            self.runs.pop_front();
+    /// The run at this place, and how many instants there are up to its end.
+    fn run(&self, place: usize) -> (u64, usize) {
+        match self.older.runs.get(place) {
+            Some(run) => (self.older.at(*run), self.upto(run.upto())),
+            None => (self.last_at, self.len()),
         }
-    }
-
-    /// How many instants there are before a run.
-    fn before(&self, run: usize) -> usize {
-        let last = run.checked_sub(1).and_then(|last| self.runs.get(last));
-        let upto = last.map_or(self.gone, |last| last.upto);
-        usize::try_from(upto.saturating_sub(self.gone)).unwrap_or(usize::MAX)
     }
 }
 
@@ -201,7 +343,7 @@ impl Times {
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Short(short) => short.before(short.length()) as usize,
-            Self::Long(long) => long.before(long.runs.len()),
+            Self::Long(long) => long.len(),
         }
     }
 
@@ -210,25 +352,27 @@ impl Times {
     pub(super) fn memory(&self) -> usize {
         match self {
             Self::Short(_) => 0,
-            Self::Long(long) => long.runs.capacity() * size_of::<Run>(),
+            Self::Long(long) => size_of::<Older>() + long.room as usize * size_of::<Run>(),
+        }
+    }
+
+    /// How many different instants there are.
+    pub(super) fn different(&self) -> usize {
+        match self {
+            Self::Short(short) => short.length(),
+            Self::Long(long) => long.older.runs.len() + 1,
         }
     }
 
     /// Each instant, and how often it is there.
-    fn runs(&self) -> impl Iterator<Item = (u64, usize)> + '_ {
-        let count = match self {
-            Self::Short(short) => short.length(),
-            Self::Long(long) => long.runs.len(),
-        };
-        (0..count).map(|run| match self {
-            Self::Short(short) => {
-                let count = short.upto(run) - short.before(run);
-                (short.at(run), count as usize)
-            }
-            Self::Long(long) => {
-                let count = long.before(run + 1) - long.before(run);
-                (long.runs.get(run).map_or(0, |run| run.at), count)
-            }
+    pub(super) fn runs(&self) -> impl Iterator<Item = (u64, usize)> + '_ {
+        let mut before = 0;
+        (0..self.different()).map(move |place| {
+            let (at, upto) = match self {
+                Self::Short(short) => (short.at(place), short.upto(place) as usize),
+                Self::Long(long) => long.run(place),
+            };
+            (at, upto - std::mem::replace(&mut before, upto))
         })
     }
 
@@ -237,20 +381,36 @@ impl Times {
         self.runs().flat_map(|(at, count)| repeat_n(at, count))
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn get(&self, position: usize) -> Option<u64> {
+        if position == 0 {
+            self.oldest()
+        } else {
+            self.get_later(position)
+        }
+    }
+
+    fn get_later(&self, position: usize) -> Option<u64> {
         match self {
             Self::Short(short) => {
                 let ends_after = |run: &usize| short.upto(*run) as usize > position;
                 let run = (0..short.length()).find(ends_after);
                 run.map(|run| short.at(run))
             }
-            Self::Long(long) if position == 0 => long.runs.front().map(|run| run.at),
-            Self::Long(long) => {
-                let position = long.gone.saturating_add(position as u64);
-                let run = long.runs.partition_point(|run| run.upto <= position);
-                long.runs.get(run).map(|run| run.at)
+            Self::Long(long) if position < long.upto(long.first_upto) => Some(long.first_at),
+            Self::Long(long) if position < long.len() => {
+                let ends_before = |run| long.upto(Run::upto(run)) <= position;
+                Some(long.run(long.older_before(ends_before)).0)
             }
+            Self::Long(_) => None,
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn oldest(&self) -> Option<u64> {
+        match self {
+            Self::Short(short) => (short.length() > 0).then_some(short.first),
+            Self::Long(long) => Some(long.first_at),
         }
     }
 
@@ -258,22 +418,32 @@ impl Times {
     pub(super) fn newest(&self) -> Option<u64> {
         match self {
             Self::Short(short) => short.length().checked_sub(1).map(|last| short.at(last)),
-            Self::Long(long) => long.runs.back().map(|run| run.at),
+            Self::Long(long) => Some(long.last_at),
         }
     }
 
     /// Where those begin for which `is_before` does not hold, which holds for the oldest ones.
-    #[inline]
+    #[inline(always)]
     pub(super) fn first_not(&self, is_before: impl Fn(u64) -> bool) -> usize {
+        match self.oldest() {
+            Some(oldest) if is_before(oldest) => self.first_of_others_not(is_before),
+            // Mostly there are none to pass.
+            _ => 0,
+        }
+    }
+
+    fn first_of_others_not(&self, is_before: impl Fn(u64) -> bool) -> usize {
         match self {
             Self::Short(short) => {
                 let before = |run: &usize| is_before(short.at(*run));
                 let runs = (0..short.length()).take_while(before).count();
                 short.before(runs) as usize
             }
-            // Mostly there are none to pass.
-            Self::Long(long) if long.runs.front().is_none_or(|run| !is_before(run.at)) => 0,
-            Self::Long(long) => long.before(long.runs.partition_point(|run| is_before(run.at))),
+            Self::Long(long) if is_before(long.last_at) => long.len(),
+            Self::Long(long) => {
+                let passed = long.older_before(|run| is_before(long.older.at(run)));
+                passed.checked_sub(1).map_or(0, |last| long.run(last).1)
+            }
         }
     }
 
@@ -287,25 +457,36 @@ impl Times {
     }
 
     /// Drops the `count` oldest.
-    #[inline]
+    #[inline(always)]
     pub(super) fn forget(&mut self, count: usize) {
-        if count == 0 {
-            return;
+        if count > 0 {
+            self.forget_some(count);
         }
+    }
+
+    fn forget_some(&mut self, count: usize) {
         match self {
             Self::Short(short) => short.forget(u32::try_from(count).unwrap_or(u32::MAX)),
-            Self::Long(long) => {
-                long.forget(count);
-                if long.runs.is_empty() {
-                    *self = Self::default();
-                }
-            }
+            Self::Long(long) if count >= long.len() => *self = Self::default(),
+            Self::Long(long) => long.forget(u32::try_from(count).unwrap_or(u32::MAX)),
         }
     }
 
     /// Adds `count` times the instant `time`, at least once.
-    #[inline]
+    #[inline(always)]
     pub(super) fn push(&mut self, time: u64, count: u32) {
+        // Mostly it is like the one before.
+        if let Self::Short(short) = self
+            && short.push_like_last(time, count)
+        {
+            return;
+        }
+        self.push_other(time, count);
+    }
+
+    fn push_other(&mut self, time: u64, count: u32) {
+        let count = count.min(MOST);
+        self.forget((self.len() + count as usize).saturating_sub(MOST as usize));
         let has_room = match self {
             Self::Short(short) => short.push(time, count),
             Self::Long(long) => {
@@ -314,22 +495,22 @@ impl Times {
             }
         };
         if !has_room {
-            let mut long = self.lengthened();
-            long.push(time, count);
-            *self = Self::Long(long);
+            self.lengthen(time, count);
         }
     }
 
-    /// The same as a ring.
-    fn lengthened(&self) -> Long {
-        let mut long = Long {
-            runs: VecDeque::with_capacity(2 * SHORT),
-            gone: 0,
-        };
-        for (at, count) in self.runs() {
-            long.push(at, u32::try_from(count).unwrap_or(u32::MAX));
+    /// As `push`, and what was in place becomes a ring.
+    #[inline(never)]
+    fn lengthen(&mut self, time: u64, count: u32) {
+        let mut runs = self
+            .runs()
+            .map(|(at, count)| (at, u32::try_from(count).unwrap_or(u32::MAX)))
+            .chain([(time, count)]);
+        if let Some((at, count)) = runs.next() {
+            let mut long = Long::new(at, count);
+            runs.for_each(|(at, count)| long.push(at, count));
+            *self = Self::Long(long);
         }
-        long
     }
 }
 
@@ -343,6 +524,8 @@ mod tests {
         Push(u64),
         Forget(usize),
         BringBack(u64),
+        /// So many more instants were forgotten at some time.
+        Age(u32),
     }
 
     fn act() -> impl Strategy<Value = Act> {
@@ -352,6 +535,7 @@ mod tests {
             4 => Just(Act::Push(0)),
             2 => (0..16_usize).prop_map(Act::Forget),
             1 => (0..200_u64).prop_map(Act::BringBack),
+            1 => prop_oneof![Just(POSITIONS - 3), 0..POSITIONS].prop_map(Act::Age),
         ]
     }
 
@@ -375,6 +559,17 @@ mod tests {
                     Act::Forget(count) => {
                         times.forget(count);
                         model.drain(..count.min(model.len()));
+                    }
+                    Act::Age(count) => {
+                        if let Times::Long(long) = &mut times {
+                            let older = |position: u32| position.wrapping_add(count) % POSITIONS;
+                            for run in &mut long.older.runs {
+                                *run = Run::new(run.after(), older(run.upto()));
+                            }
+                            for end in [&mut long.gone, &mut long.first_upto, &mut long.last_upto] {
+                                *end = older(*end);
+                            }
+                        }
                     }
                     Act::BringBack(now) => {
                         times.bring_back_to(now);

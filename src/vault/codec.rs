@@ -5,6 +5,8 @@
 //! it also bounds what decoding allocates. Keys are never encoded here.
 
 use bincode::config::{Configuration, Limit, LittleEndian, Varint, standard};
+use bincode::enc::write::Writer;
+use bincode::error::EncodeError;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -21,15 +23,37 @@ const LARGEST_GAIN: usize = 16;
 
 /// The bytes of `value`, if [`decode`] will take them back.
 pub(super) fn encode<V: Serialize + DeserializeOwned>(value: &V) -> Result<Vec<u8>, Cause> {
-    let bytes = bincode::serde::encode_to_vec(value, CONFIG).map_err(Cause::new)?;
+    let mut bytes = Vec::new();
+    encode_into(value, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// Appends the bytes of `value` to `bytes`, if [`decode`] will take them back.
+pub(super) fn encode_into<V: Serialize + DeserializeOwned>(
+    value: &V,
+    bytes: &mut Vec<u8>,
+) -> Result<(), Cause> {
+    let start = bytes.len();
+    bincode::serde::encode_into_writer(value, Appended(bytes), CONFIG).map_err(Cause::new)?;
+    let encoded = bytes.get(start..).unwrap_or_default();
     // Encoding knows no limit, so a value that may be too large is decoded once to see.
-    if bytes.len() > LARGEST_VALUE / LARGEST_GAIN && decode::<V>(&bytes).is_none() {
+    if encoded.len() > LARGEST_VALUE / LARGEST_GAIN && decode::<V>(encoded).is_none() {
         return Err(Cause::new(format!(
             "its {} bytes decode to more than {LARGEST_VALUE}",
-            bytes.len()
+            encoded.len()
         )));
     }
-    Ok(bytes)
+    Ok(())
+}
+
+/// A writer that appends to what is there.
+struct Appended<'b>(&'b mut Vec<u8>);
+
+impl Writer for Appended<'_> {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), EncodeError> {
+        self.0.extend_from_slice(bytes);
+        Ok(())
+    }
 }
 
 /// The value that `bytes` encode, all of them.

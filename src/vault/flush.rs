@@ -7,22 +7,24 @@ use std::sync::Arc;
 
 use super::answer::Answered;
 use super::batch::Batch;
-use super::key::Key;
 use super::operation::Operation;
-use super::overlay::{Buffer, Flushed};
+use super::overlay::{Buffer, Dirty, Since, Staging};
 use super::table::Table;
 use crate::error::{Cause, Error};
 
 /// How many rows one transaction carries.
 pub(super) const CHUNK: usize = 10_000;
 
-/// A flush under way: the keys that are still to go, in order.
+/// How many of them are copied from memory at once.
+const STAGED_AT_ONCE: usize = 256;
+
+/// A flush under way: the rows that are still to go, in the order of their keys.
 #[derive(Debug)]
 pub(super) struct Flush {
     table: Arc<Table>,
     buffer: Arc<dyn Buffer>,
-    since: u64,
-    keys: VecDeque<Key>,
+    since: Since,
+    rows: VecDeque<Dirty>,
 }
 
 impl Flush {
@@ -33,9 +35,9 @@ impl Flush {
             table: Arc::clone(table),
             buffer: Arc::clone(buffer),
             since: buffer.begin_flush(),
-            keys: buffer.dirty_keys().into(),
+            rows: buffer.dirty().into(),
         };
-        if flush.keys.is_empty() {
+        if flush.rows.is_empty() {
             flush.end(true);
             return None;
         }
@@ -44,11 +46,11 @@ impl Flush {
 
     /// The next chunk as an operation; `None`: there is no more.
     pub(super) fn chunk(&mut self) -> Option<Box<dyn Operation>> {
-        let count = self.keys.len().min(CHUNK);
-        let keys: Vec<_> = self.keys.drain(..count).collect();
-        let is_some = !keys.is_empty();
+        let count = self.rows.len().min(CHUNK);
+        let rows: Vec<_> = self.rows.drain(..count).collect();
+        let is_some = !rows.is_empty();
         is_some.then(|| -> Box<dyn Operation> {
-            Box::new(Chunk::new(&self.table, &self.buffer, keys))
+            Box::new(Chunk::new(&self.table, &self.buffer, rows))
         })
     }
 
@@ -62,17 +64,17 @@ impl Flush {
 pub(super) struct Chunk {
     table: Arc<Table>,
     buffer: Arc<dyn Buffer>,
-    keys: Vec<Key>,
+    rows: Vec<Dirty>,
     /// Who wants to hear of it.
     caller: Option<oneshot::Sender<Answered<()>>>,
 }
 
 impl Chunk {
-    fn new(table: &Arc<Table>, buffer: &Arc<dyn Buffer>, keys: Vec<Key>) -> Self {
+    fn new(table: &Arc<Table>, buffer: &Arc<dyn Buffer>, rows: Vec<Dirty>) -> Self {
         Self {
             table: Arc::clone(table),
             buffer: Arc::clone(buffer),
-            keys,
+            rows,
             caller: None,
         }
     }
@@ -81,12 +83,12 @@ impl Chunk {
     pub(super) fn asked_for(
         table: &Arc<Table>,
         buffer: &Arc<dyn Buffer>,
-        keys: Vec<Key>,
+        rows: Vec<Dirty>,
         caller: oneshot::Sender<Answered<()>>,
     ) -> Box<dyn Operation> {
         Box::new(Self {
             caller: Some(caller),
-            ..Self::new(table, buffer, keys)
+            ..Self::new(table, buffer, rows)
         })
     }
 
@@ -94,25 +96,28 @@ impl Chunk {
     fn write(&self, batch: &mut Batch<'_>) -> Result<(), redb::Error> {
         let clock = batch.clock();
         let open = batch.table(&self.table)?;
-        for key in &self.keys {
-            let Some(row) = self.buffer.stage(key) else {
-                continue;
-            };
-            // Not earlier: the clock may have been set back before the row was written.
+        let mut staging = Staging::default();
+        for rows in self.rows.chunks(STAGED_AT_ONCE) {
+            self.buffer.stage(rows, &mut staging);
+            // Not earlier: the clock may have been set back before a row was written.
             let now = clock.now().as_millis();
-            let key = key.as_bytes();
-            let before = open.read(key)?;
-            match row {
-                Flushed {
-                    value: Some(value),
-                    ttl,
-                    expires_at,
-                } if expires_at > now => open.write(key, &before, &value, ttl, expires_at, now)?,
-                // Nothing has to be brought to the file to leave it again.
-                _ => {
-                    open.delete(key, &before)?;
-                    // Nor may it come back from memory, should the clock be set back.
-                    open.disown(key);
+            for (place, row) in rows.iter().enumerate() {
+                let Some((flushed, value)) = staging.get(place) else {
+                    continue;
+                };
+                let key = row.key.as_bytes();
+                let before = open.place(key)?;
+                let (ttl, expires_at) = (flushed.ttl, flushed.expires_at);
+                match value {
+                    Some(value) if expires_at > now => {
+                        open.write(key, &before, value, ttl, expires_at, now)?;
+                    }
+                    // Nothing has to be brought to the file to leave it again.
+                    _ => {
+                        open.delete(key, &before)?;
+                        // Nor may it come back from memory, should the clock be set back.
+                        open.disown(key);
+                    }
                 }
             }
         }
@@ -125,7 +130,7 @@ impl Chunk {
             Error::Unavailable { source, .. } => source.clone(),
             other => Cause::new(other.to_string()),
         });
-        self.buffer.settle(&self.keys, cause.as_ref());
+        self.buffer.settle(&self.rows, cause.as_ref());
     }
 }
 

@@ -48,22 +48,31 @@ pub enum Client<'a> {
     Digest([u8; 32]),
 }
 
+/// What stands for a text that is too long.
+#[inline(never)]
+fn digest_of(text: &[u8]) -> [u8; 32] {
+    Sha256::digest(text).into()
+}
+
 impl<'a> From<&'a str> for Client<'a> {
+    #[inline]
     fn from(text: &'a str) -> Self {
         Self::from(text.as_bytes())
     }
 }
 
 impl<'a> From<&'a String> for Client<'a> {
+    #[inline]
     fn from(text: &'a String) -> Self {
         Self::from(text.as_bytes())
     }
 }
 
 impl<'a> From<&'a [u8]> for Client<'a> {
+    #[inline]
     fn from(text: &'a [u8]) -> Self {
         if text.len() > LONGEST_CLIENT {
-            Self::Digest(Sha256::digest(text).into())
+            Self::Digest(digest_of(text))
         } else {
             Self::Text(text)
         }
@@ -197,10 +206,36 @@ impl Encoded {
         }
     }
 
+    #[inline]
     fn bytes(&self) -> &[u8] {
         match self {
             Self::Short { length, bytes } => bytes.get(..usize::from(*length)).unwrap_or_default(),
             Self::Long(bytes) => bytes,
+        }
+    }
+}
+
+/// A client as it stands in a key.
+pub(crate) enum ClientBytes<'a> {
+    /// At most 256 bytes.
+    Text(&'a [u8]),
+    V4([u8; 4]),
+    V6([u8; 16]),
+    Digest([u8; 32]),
+}
+
+impl<'a> ClientBytes<'a> {
+    #[inline]
+    pub(crate) fn of(client: Client<'a>) -> Self {
+        match client {
+            // Not every text comes through `From`.
+            Client::Text(text) if text.len() > LONGEST_CLIENT => Self::Digest(digest_of(text)),
+            Client::Text(text) => Self::Text(text),
+            Client::Address(address) => match address.to_canonical() {
+                IpAddr::V4(address) => Self::V4(address.octets()),
+                IpAddr::V6(address) => Self::V6(address.octets()),
+            },
+            Client::Digest(digest) => Self::Digest(digest),
         }
     }
 }
@@ -214,46 +249,62 @@ pub(crate) struct KeyParts<'a> {
     client: &'a [u8],
 }
 
-impl KeyParts<'_> {
-    /// What `f` makes of the parts of the key of `client` at `endpoint`.
-    pub(crate) fn with<T>(
-        endpoint: &str,
-        client: Client<'_>,
-        f: impl FnOnce(KeyParts<'_>) -> T,
-    ) -> Result<T> {
+impl<'a> KeyParts<'a> {
+    /// The parts of the key of `client` at `endpoint`.
+    #[inline]
+    pub(crate) fn new(endpoint: &'a str, client: &'a ClientBytes<'_>) -> Result<Self> {
         endpoint_length(endpoint)?;
-        let endpoint = endpoint.as_bytes();
-        let of = |tag, client| KeyParts {
-            endpoint,
+        let (tag, client) = match client {
+            ClientBytes::Text(text) => (TEXT, *text),
+            ClientBytes::V4(octets) => (ADDRESS, &octets[..]),
+            ClientBytes::V6(octets) => (ADDRESS, &octets[..]),
+            ClientBytes::Digest(digest) => (DIGEST, &digest[..]),
+        };
+        Ok(Self {
+            endpoint: endpoint.as_bytes(),
             tag,
             client,
-        };
-        Ok(match client {
-            // Not every text comes through `From`.
-            Client::Text(text) if text.len() > LONGEST_CLIENT => {
-                f(of(DIGEST, &Sha256::digest(text)))
-            }
-            Client::Text(text) => f(of(TEXT, text)),
-            Client::Address(address) => match address.to_canonical() {
-                IpAddr::V4(address) => f(of(ADDRESS, &address.octets())),
-                IpAddr::V6(address) => f(of(ADDRESS, &address.octets())),
-            },
-            Client::Digest(digest) => f(of(DIGEST, &digest)),
         })
     }
 
     fn key(&self) -> Key {
-        let [high, low] = counted(self.endpoint);
-        let head = [FORMAT, high, low];
-        let [high, low] = counted(self.client);
-        let middle = [self.tag, high, low];
-        Key(Encoded::new(&[&head, self.endpoint, &middle, self.client]))
+        let parts = [&self.head(), self.endpoint, &self.middle(), self.client];
+        Key(Encoded::new(&parts))
     }
 
     /// Whether they make up `key`.
+    #[inline]
     pub(super) fn are(&self, key: &Key) -> bool {
-        let parts = key.parts();
-        self.client == parts.client && self.endpoint == parts.endpoint && self.tag == parts.tag
+        let (endpoint, client) = (self.endpoint.len(), self.client.len());
+        let bytes = key.as_bytes();
+        let Some((head, rest)) = bytes.split_first_chunk() else {
+            return false;
+        };
+        let Some((own, rest)) = rest.split_at_checked(endpoint) else {
+            return false;
+        };
+        let Some((middle, theirs)) = rest.split_first_chunk() else {
+            return false;
+        };
+        theirs.len() == client
+            && *head == self.head()
+            && *middle == self.middle()
+            && theirs == self.client
+            && own == self.endpoint
+    }
+
+    /// What stands before the endpoint.
+    #[inline]
+    fn head(&self) -> [u8; 3] {
+        let [high, low] = counted(self.endpoint);
+        [FORMAT, high, low]
+    }
+
+    /// What stands between the endpoint and the client.
+    #[inline]
+    fn middle(&self) -> [u8; 3] {
+        let [high, low] = counted(self.client);
+        [self.tag, high, low]
     }
 }
 
@@ -310,7 +361,8 @@ impl Key {
     ///
     /// [`Error::EndpointTooLong`] if the endpoint has more than 256 bytes.
     pub fn new<'c>(endpoint: &str, client: impl Into<Client<'c>>) -> Result<Self> {
-        KeyParts::with(endpoint, client.into(), |parts| parts.key())
+        let client = ClientBytes::of(client.into());
+        Ok(KeyParts::new(endpoint, &client)?.key())
     }
 
     /// What it is made of. Of bytes that are no key: they are its endpoint.

@@ -64,7 +64,8 @@ pub use slot::Slot;
 pub use storage::{MemoryStorage, Storage};
 
 pub(crate) use codec::decode as decode_value;
-pub(crate) use key::{KeyParts, corrupt_row};
+pub(crate) use key::{ClientBytes, KeyParts, corrupt_row};
+pub(crate) use overlay::Change;
 pub(crate) use reader::Reader;
 pub(crate) use scan::Page;
 pub(crate) use table::Stored;
@@ -78,7 +79,7 @@ use batch::Batch;
 use file::{OpenFile, TableHandle};
 use flush::Chunk;
 use operation::{Operation, Task};
-use overlay::{Attempt, Buffer, Overlay, Patience};
+use overlay::{Attempt, Buffer, Dirty, Overlay, Patience};
 use slot::IfDamaged;
 use table::{Table, rows_name};
 
@@ -355,22 +356,20 @@ impl<V: Row> Vault<V> {
         self.overlay.is_some()
     }
 
-    /// Runs `f` on the value of `key` in its place, if the table is buffered and the row in memory;
-    /// if not, it has to be done by `update`. `f` says for how long the value is to live from now;
-    /// `None`: as long as before.
-    ///
-    /// `f` must not panic, and must not use a vault.
-    pub(crate) fn change_in_memory(
+    /// Makes a change in its place, if the table is buffered and the row of `key` in memory; if not,
+    /// it has to be done by `update`.
+    #[inline(always)]
+    pub(crate) fn change_in_memory<C: Change<V>>(
         &self,
         key: KeyParts<'_>,
-        f: impl FnOnce(&mut V, Timestamp) -> Option<Duration>,
-    ) where
+        change: C,
+    ) -> Option<C::Answer>
+    where
         V: Default,
     {
-        if let Some(overlay) = &self.overlay
-            && !writer::is_current_thread()
-        {
-            overlay.change(key, f);
+        match &self.overlay {
+            Some(overlay) if !writer::is_current_thread() => overlay.change(key, change),
+            _ => None,
         }
     }
 
@@ -430,12 +429,12 @@ impl<V: Row> Vault<V> {
         };
         writer::refuse_current_thread()?;
         let since = buffer.begin_flush();
-        let carry = |keys: &[Key]| {
-            let chunk = |caller| Chunk::asked_for(table, buffer, keys.to_vec(), caller);
+        let carry = |rows: &[Dirty]| {
+            let chunk = |caller| Chunk::asked_for(table, buffer, rows.to_vec(), caller);
             let shared = self.file.shared();
             shared.submit_operation(self.answer_timeout, chunk)?.wait()
         };
-        let carried = buffer.dirty_keys().chunks(flush::CHUNK).try_for_each(carry);
+        let carried = buffer.dirty().chunks(flush::CHUNK).try_for_each(carry);
         buffer.end_flush(since, carried.is_ok());
         carried
     }

@@ -81,11 +81,31 @@ impl Stored {
         }
     }
 
-    fn header(&self) -> Option<&Header> {
+    /// The same, short of the value.
+    pub(super) const fn place(&self) -> Place {
         match self {
-            Self::Whole(header, _) => Some(header),
+            Self::Missing => Place::Free,
+            Self::Whole(header, _) => Place::Whole(*header),
+            Self::Damaged(guess) => Place::Damaged(*guess),
+        }
+    }
+}
+
+/// What a write has to know of a key's place in the rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Place {
+    Free,
+    Whole(Header),
+    /// Its row fails its checksum; the header is a guess.
+    Damaged(Option<Header>),
+}
+
+impl Place {
+    const fn header(&self) -> Option<&Header> {
+        match self {
+            Self::Whole(header) => Some(header),
             Self::Damaged(guess) => guess.as_ref(),
-            Self::Missing => None,
+            Self::Free => None,
         }
     }
 }
@@ -113,6 +133,8 @@ pub(super) struct OpenTable<'t> {
     pub(super) rows: redb::Table<'t, &'static [u8], &'static [u8]>,
     pub(super) deadlines: Deadlines<'t>,
     pub(super) effects: Effects,
+    /// The bytes of the row that was written last.
+    row: Vec<u8>,
 }
 
 impl<'t> OpenTable<'t> {
@@ -128,12 +150,24 @@ impl<'t> OpenTable<'t> {
             rows,
             deadlines: Deadlines(deadlines),
             effects: Effects::default(),
+            row: Vec::new(),
         })
     }
 
     pub(super) fn read(&self, key: &[u8]) -> Result<Stored, redb::StorageError> {
         let found = self.rows.get(key)?;
         Ok(Stored::read(key, found.as_ref().map(|row| row.value())))
+    }
+
+    pub(super) fn place(&self, key: &[u8]) -> Result<Place, redb::StorageError> {
+        let Some(found) = self.rows.get(key)? else {
+            return Ok(Place::Free);
+        };
+        let bytes = found.value();
+        Ok(match row::decode(key, bytes) {
+            Some((header, _)) => Place::Whole(header),
+            None => Place::Damaged(row::guess_header(bytes)),
+        })
     }
 
     /// Writes the row of `key`, where `before` is what its place held, and files it.
@@ -143,19 +177,17 @@ impl<'t> OpenTable<'t> {
     pub(super) fn write(
         &mut self,
         key: &[u8],
-        before: &Stored,
+        before: &Place,
         value: &[u8],
         ttl: u64,
         expires_at: u64,
         now: u64,
     ) -> Result<(), redb::StorageError> {
         let header = match before {
-            Stored::Whole(header, _) if header.ttl == ttl && header.filed_at <= expires_at => {
-                Header {
-                    expires_at,
-                    ..*header
-                }
-            }
+            Place::Whole(header) if header.ttl == ttl && header.filed_at <= expires_at => Header {
+                expires_at,
+                ..*header
+            },
             _ => self.file_anew(key, before, ttl, expires_at, now)?,
         };
         self.put_row(key, header, value)
@@ -165,7 +197,7 @@ impl<'t> OpenTable<'t> {
     fn file_anew(
         &mut self,
         key: &[u8],
-        before: &Stored,
+        before: &Place,
         ttl: u64,
         expires_at: u64,
         now: u64,
@@ -173,7 +205,7 @@ impl<'t> OpenTable<'t> {
         if let Some(header) = before.header() {
             self.deadlines.remove(&Entry::of(key, header))?;
         }
-        if matches!(before, Stored::Missing) {
+        if matches!(before, Place::Free) {
             self.make_room(now)?;
         }
         let header = Header {
@@ -187,7 +219,7 @@ impl<'t> OpenTable<'t> {
     }
 
     /// Removes the row of `key`, where `before` is what its place holds, and its entry.
-    pub(super) fn delete(&mut self, key: &[u8], before: &Stored) -> Result<(), redb::StorageError> {
+    pub(super) fn delete(&mut self, key: &[u8], before: &Place) -> Result<(), redb::StorageError> {
         if let Some(header) = before.header() {
             self.deadlines.remove(&Entry::of(key, header))?;
         }
@@ -237,8 +269,9 @@ impl<'t> OpenTable<'t> {
         value: &[u8],
     ) -> Result<(), redb::StorageError> {
         self.effects.changed = true;
-        let row = row::encode(key, header, value);
-        self.rows.insert(key, &*row).map(drop)
+        self.row.clear();
+        row::encode_into(key, header, value, &mut self.row);
+        self.rows.insert(key, &*self.row).map(drop)
     }
 
     pub(super) fn len(&self) -> Result<u64, redb::StorageError> {

@@ -2,29 +2,32 @@
 
 use std::any::Any;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Overlay;
-use super::sync::{Ordering, lock};
+use super::shard::Shard;
+use super::sync::{MutexGuard, Ordering, lock};
 use crate::error::Cause;
 use crate::vault::codec;
 use crate::vault::key::Key;
 use crate::vault::row::Row;
 
-/// How many dirty keys of a shard are collected before others get at it.
-const COLLECTED_AT_ONCE: usize = 256;
+/// How many entries of a shard are looked at before others get at it: they spin for about as long.
+const LOOKED_AT_ONCE: usize = 8;
 
 /// What the writer does with an overlay, whatever its rows are.
 pub(in crate::vault) trait Buffer: Send + Sync + fmt::Debug {
-    /// The keys whose newest value is only in memory, in order.
-    fn dirty_keys(&self) -> Vec<Key>;
+    /// The rows whose newest value is only in memory, in the order of their keys.
+    fn dirty(&self) -> Vec<Dirty>;
 
-    /// What the file should hold for `key`, if it is dirty: from here on it is in flight.
-    fn stage(&self, key: &Key) -> Option<Flushed>;
+    /// Brings what the file should hold for those of the rows that are dirty: from here on they are
+    /// in flight.
+    fn stage(&self, rows: &[Dirty], staging: &mut Staging);
 
-    /// The transaction that carries these keys has ended; `failure`: without a commit.
-    fn settle(&self, keys: &[Key], failure: Option<&Cause>);
+    /// The transaction that carries these rows has ended; `failure`: without a commit.
+    fn settle(&self, rows: &[Dirty], failure: Option<&Cause>);
 
     /// Whether the newest value of `key` is only in memory.
     fn is_pinned(&self, key: &Key) -> bool;
@@ -59,61 +62,148 @@ pub(in crate::vault) struct Health {
     pub(in crate::vault) last_flush_error: Option<Cause>,
 }
 
+/// A row whose newest value is only in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::vault) struct Dirty {
+    pub(in crate::vault) key: Key,
+    /// Where it is, unless another has come there since: then it is in the file.
+    shard: u32,
+    position: u32,
+}
+
+/// Rows on their way to the file. Used again and again, as what it holds is freed last.
+#[derive(Debug, Default)]
+pub(in crate::vault) struct Staging {
+    /// Of each row that was asked for.
+    rows: Vec<Option<Flushed>>,
+    /// Their values.
+    bytes: Vec<u8>,
+    /// Positions in `rows`, those of one shard together.
+    order: Vec<usize>,
+}
+
 /// A row on its way to the file.
+#[derive(Clone, Debug)]
 pub(in crate::vault) struct Flushed {
-    /// `None`: there is no row.
-    pub(in crate::vault) value: Option<Vec<u8>>,
+    /// Where its bytes are; `None`: there is no row.
+    value: Option<Range<usize>>,
     pub(in crate::vault) ttl: u64,
     pub(in crate::vault) expires_at: u64,
 }
 
-/// An instant in ns since the overlay was made; 0: never.
-pub(super) type Since = u64;
+impl Staging {
+    /// What the file should hold for the row at this place of what was asked for, if it is dirty:
+    /// its value, if there is one.
+    pub(in crate::vault) fn get(&self, place: usize) -> Option<(&Flushed, Option<&[u8]>)> {
+        let row = self.rows.get(place)?.as_ref()?;
+        let value = row.value.clone().and_then(|range| self.bytes.get(range));
+        Some((row, value))
+    }
+
+    /// A place, and the values.
+    fn at(&mut self, place: usize) -> (Option<&mut Option<Flushed>>, &mut Vec<u8>) {
+        (self.rows.get_mut(place), &mut self.bytes)
+    }
+
+    /// Makes room for those rows.
+    fn begin(&mut self, rows: &[Dirty]) {
+        self.rows.clear();
+        self.rows.resize(rows.len(), None);
+        self.bytes.clear();
+        self.order.clear();
+        self.order.extend(0..rows.len());
+        let shard = |place: &usize| rows.get(*place).map(|row| row.shard);
+        self.order.sort_unstable_by_key(shard);
+    }
+}
+
+/// How long the writer rests at most after a flush.
+const LONGEST_REST: Duration = Duration::from_secs(5);
+
+/// A flush under way. Instants are in ns since the overlay was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::vault) struct Since {
+    /// Since when something waits for it; 0: nothing does.
+    pub(super) dirty: u64,
+    began: u64,
+}
 
 impl<V: Row> Buffer for Overlay<V> {
-    fn dirty_keys(&self) -> Vec<Key> {
+    fn dirty(&self) -> Vec<Dirty> {
         // Whoever comes second must not find the lists that the first has taken empty.
         let _one_at_a_time = lock(&self.collecting);
-        let mut keys = Vec::new();
-        for guarded in &self.shards {
+        let transaction = self.transaction();
+        let mut rows = Vec::new();
+        for (shard, guarded) in (0..).zip(&self.shards) {
             let mut dirty = lock(&guarded.shard).take_dirty();
             dirty.sort_unstable();
             dirty.dedup();
-            for positions in dirty.chunks(COLLECTED_AT_ONCE) {
-                lock(&guarded.shard).keep_dirty(positions, &mut keys);
+            for positions in dirty.chunks(LOOKED_AT_ONCE) {
+                let tell = |position, key: &Key| {
+                    rows.push(Dirty {
+                        key: key.clone(),
+                        shard,
+                        position,
+                    });
+                };
+                lock(&guarded.shard).keep_dirty(positions, transaction, tell);
             }
         }
-        keys.sort_unstable();
-        keys
+        rows.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+        rows
     }
 
-    fn stage(&self, key: &Key) -> Option<Flushed> {
-        let (hash, mut shard) = self.shard_of(key);
-        let entry = shard.stage(hash, key)?;
-        self.staged.fetch_add(1, Ordering::Relaxed);
-        let value = entry.value.as_ref().map(codec::encode);
-        let flushed = Flushed {
-            value: None,
-            ttl: entry.ttl,
-            expires_at: entry.expires_at,
-        };
-        match value.transpose() {
-            Ok(value) => Some(Flushed { value, ..flushed }),
-            // What a closure leaves was encoded once to see, and a log always fits.
-            Err(cause) => {
-                let table = &self.place.table;
-                tracing::error!(table, %key, %cause, "a row cannot be stored");
-                None
+    fn stage(&self, rows: &[Dirty], staging: &mut Staging) {
+        staging.begin(rows);
+        let transaction = self.transaction();
+        let order = std::mem::take(&mut staging.order);
+        let mut places = order.iter().copied().peekable();
+        while let Some(first) = places.peek().and_then(|place| rows.get(*place)) {
+            let Some(mut shard) = self.shard_at(first.shard) else {
+                return;
+            };
+            let (mut looked_at, mut copied) = (0, None);
+            while looked_at < LOOKED_AT_ONCE
+                && copied.is_none()
+                && let Some((place, row)) = places
+                    .peek()
+                    .and_then(|place| Some((*place, rows.get(*place)?)))
+                    .filter(|(_, row)| row.shard == first.shard)
+            {
+                places.next();
+                looked_at += 1;
+                let Some(entry) = shard.stage(row.position, &row.key, transaction) else {
+                    continue;
+                };
+                let lives = (entry.ttl, entry.expires_at);
+                match entry.value.as_ref().and_then(Row::copy) {
+                    Some(copy) => copied = Some((place, &row.key, copy, lives)),
+                    None => self.encode(staging.at(place), &row.key, entry.value.as_ref(), lives),
+                }
+            }
+            drop(shard);
+            if let Some((place, key, copy, lives)) = copied {
+                self.encode(staging.at(place), key, Some(&copy), lives);
             }
         }
+        staging.order = order;
+        let staged = staging.rows.iter().flatten().count();
+        self.staged.fetch_add(staged as u64, Ordering::Relaxed);
     }
 
-    fn settle(&self, keys: &[Key], failure: Option<&Cause>) {
-        for key in keys {
-            let (hash, mut shard) = self.shard_of(key);
-            shard.settle(hash, key, failure.is_none());
+    fn settle(&self, rows: &[Dirty], failure: Option<&Cause>) {
+        if failure.is_none() {
+            self.transaction.fetch_add(1, Ordering::Release);
+        } else {
+            for row in rows {
+                if let Some(mut shard) = self.shard_at(row.shard) {
+                    shard.unstage(row.position, &row.key);
+                }
+            }
+        }
+        for guarded in &self.shards {
             // Rows may have grown since they came in.
-            shard.shrink_to(self.share);
+            self.shrink(&mut lock(&guarded.shard));
         }
         *lock(&self.last_flush_error) = failure.cloned();
         let rows = self.staged.swap(0, Ordering::Relaxed);
@@ -124,7 +214,7 @@ impl<V: Row> Buffer for Overlay<V> {
 
     fn is_pinned(&self, key: &Key) -> bool {
         let (hash, shard) = self.shard_of(key);
-        shard.is_pinned(hash, key)
+        shard.is_pinned(hash, key, self.transaction())
     }
 
     fn forget(&self, keys: &[Key]) {
@@ -143,14 +233,18 @@ impl<V: Row> Buffer for Overlay<V> {
             _ if self.urgent.load(Ordering::Relaxed) => Some(Duration::ZERO),
             since => {
                 let due = Duration::from_nanos(since).saturating_add(self.flush_every);
-                Some(due.saturating_sub(self.born.elapsed()))
+                let rested = Duration::from_nanos(self.rest_until.load(Ordering::Relaxed));
+                Some(due.max(rested).saturating_sub(self.born.elapsed()))
             }
         }
     }
 
     fn begin_flush(&self) -> Since {
         let mut flushing = lock(&self.flushing_since);
-        let since = self.dirty_since.swap(0, Ordering::Relaxed);
+        let since = Since {
+            dirty: self.dirty_since.swap(0, Ordering::Relaxed),
+            began: self.elapsed(),
+        };
         self.urgent.store(false, Ordering::Relaxed);
         flushing.push(since);
         since
@@ -161,6 +255,13 @@ impl<V: Row> Buffer for Overlay<V> {
         if let Some(position) = flushing.iter().position(|other| *other == since) {
             flushing.swap_remove(position);
         }
+        // Whoever flushes all of the time leaves the processor and the disk to nobody else.
+        let now = self.elapsed();
+        let took = Duration::from_nanos(now.saturating_sub(since.began)).min(LONGEST_REST);
+        let rested = Duration::from_nanos(now).saturating_add(took);
+        let rested = u64::try_from(rested.as_nanos()).unwrap_or(u64::MAX);
+        self.rest_until.store(rested, Ordering::Relaxed);
+        let since = since.dirty;
         if is_complete && since != 0 {
             self.flushes.fetch_add(1, Ordering::Relaxed);
         }
@@ -181,7 +282,7 @@ impl<V: Row> Buffer for Overlay<V> {
     fn health(&self) -> Health {
         let flushing = lock(&self.flushing_since);
         let dirty = self.dirty_since.load(Ordering::Relaxed);
-        let since = flushing.iter().copied().chain([dirty]);
+        let since = flushing.iter().map(|since| since.dirty).chain([dirty]);
         let oldest = since.filter(|since| *since != 0).min();
         let age = |since| {
             self.born
@@ -198,5 +299,43 @@ impl<V: Row> Buffer for Overlay<V> {
 
     fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
         self
+    }
+}
+
+impl<V: Row> Overlay<V> {
+    fn shard_at(&self, number: u32) -> Option<MutexGuard<'_, Shard<V>>> {
+        let guarded = self.shards.get(number as usize)?;
+        Some(lock(&guarded.shard))
+    }
+
+    /// Puts what the file should hold for `key` into a place of the staging.
+    fn encode(
+        &self,
+        (place, bytes): (Option<&mut Option<Flushed>>, &mut Vec<u8>),
+        key: &Key,
+        value: Option<&V>,
+        (ttl, expires_at): (u64, u64),
+    ) {
+        let start = bytes.len();
+        let encoded = value.map(|value| {
+            codec::encode_into(value, bytes)?;
+            Ok::<_, Cause>(start..bytes.len())
+        });
+        match encoded.transpose() {
+            Ok(value) => {
+                if let Some(place) = place {
+                    *place = Some(Flushed {
+                        value,
+                        ttl,
+                        expires_at,
+                    });
+                }
+            }
+            // What a closure leaves was encoded once to see, and a log always fits.
+            Err(cause) => {
+                let table = &self.place.table;
+                tracing::error!(table, %key, %cause, "a row cannot be stored");
+            }
+        }
     }
 }

@@ -21,7 +21,7 @@ mod sync;
 #[cfg(all(test, shuttle))]
 mod tests;
 
-pub(super) use buffer::{Buffer, Flushed};
+pub(super) use buffer::{Buffer, Dirty, Since, Staging};
 
 use std::fmt;
 use std::hash::BuildHasher;
@@ -32,16 +32,17 @@ use std::time::{Duration, Instant};
 
 use foldhash::quality::RandomState;
 
-use self::buffer::Since;
 use self::pace::Pace;
 use self::shard::{Entry, Shard};
-use self::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
+use self::sync::{
+    AtomicBool, AtomicU32, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait,
+};
 use super::answer::Answered;
 use super::codec;
 use super::key::{Key, KeyParts, corrupt_row};
 use super::queue::Queue;
 use super::row::Row;
-use super::slot::{Change, IfDamaged, Slot, ttl_ms};
+use super::slot::{self, IfDamaged, Slot, ttl_ms};
 use super::table::Stored;
 use super::writer;
 use crate::clock::{Clock, Timestamp};
@@ -62,8 +63,10 @@ pub(super) struct Overlay<V> {
     closed: AtomicBool,
     /// Since when something is dirty that no flush has taken.
     dirty_since: AtomicU64,
-    /// The same of each flush under way.
+    /// The flushes under way.
     flushing_since: Mutex<Vec<Since>>,
+    /// Until when no other begins by itself, in ns since it was born.
+    rest_until: AtomicU64,
     born: Instant,
     /// Held while dirty keys are collected.
     collecting: Mutex<()>,
@@ -73,6 +76,8 @@ pub(super) struct Overlay<V> {
     rows_flushed: AtomicU64,
     /// Rows in the transaction under way.
     staged: AtomicU64,
+    /// Its number; those before it are committed.
+    transaction: AtomicU32,
     last_flush_error: Mutex<Option<Cause>>,
 }
 
@@ -104,6 +109,17 @@ pub(super) enum Patience {
     Writer,
 }
 
+/// A change of a value in its place, under the lock of its row: quick, and not a closure, so that it
+/// is part of the code around it.
+pub(crate) trait Change<V> {
+    type Answer;
+
+    /// Changes the value, and says for how long it is to live from now; `None`: as long as before.
+    ///
+    /// Must not panic, and must not use a vault.
+    fn apply(self, value: &mut V, now: Timestamp) -> (Self::Answer, Option<Duration>);
+}
+
 /// What came of an update: an answer, or the closure back, as it has to go elsewhere.
 pub(super) enum Attempt<F, R> {
     Done(Answered<R>),
@@ -128,12 +144,14 @@ impl<V: Row> Overlay<V> {
             closed: AtomicBool::new(false),
             dirty_since: AtomicU64::new(0),
             flushing_since: Mutex::new(Vec::new()),
+            rest_until: AtomicU64::new(0),
             born: Instant::now(),
             collecting: Mutex::new(()),
             urgent: AtomicBool::new(false),
             flushes: AtomicU64::new(0),
             rows_flushed: AtomicU64::new(0),
             staged: AtomicU64::new(0),
+            transaction: AtomicU32::new(0),
             last_flush_error: Mutex::new(None),
         }
     }
@@ -176,7 +194,7 @@ impl<V: Row> Overlay<V> {
                 _ if patience == Patience::None => return Attempt::Elsewhere(f),
                 Some(_) => shard = wait(&guarded.loaded, shard),
                 None => {
-                    if !shard.shrink_to(self.share) {
+                    if !self.shrink(&mut shard) {
                         self.urgent.store(true, Ordering::Relaxed);
                         if let Some(cause) = lock(&self.last_flush_error).clone() {
                             return Attempt::Done(Err(self.is_full(cause)));
@@ -202,34 +220,29 @@ impl<V: Row> Overlay<V> {
         }
     }
 
-    /// Runs `f` on the value of `key` in its place, if it is in memory: see
-    /// [`change_in_memory`](super::Vault::change_in_memory).
-    pub(super) fn change(
-        &self,
-        key: KeyParts<'_>,
-        f: impl FnOnce(&mut V, Timestamp) -> Option<Duration>,
-    ) where
+    /// Makes a change in its place, if the row of `key` is in memory.
+    #[inline(always)]
+    pub(super) fn change<C: Change<V>>(&self, key: KeyParts<'_>, change: C) -> Option<C::Answer>
+    where
         V: Default,
     {
         let hash = self.hasher.hash_one(key);
         let mut shard = lock(&self.guarded(hash).shard);
         if self.closed.load(Ordering::Acquire) {
-            return;
+            return None;
         }
-        let Some(position) = shard.find_by(hash, |other| key.are(other)) else {
-            return;
-        };
+        let position = shard.find_by(hash, |other| key.are(other))?;
         let now = self.now(&mut shard);
-        let Some(entry) = shard.get_mut(position).filter(|entry| !entry.is_loading()) else {
-            return;
-        };
+        let entry = shard
+            .get_mut(position)
+            .filter(|entry| !entry.is_loading())?;
         let before = entry.value.as_ref().map_or(0, Row::memory);
         if entry.expires_at <= now.as_millis() {
             entry.value = None;
         }
         let had_value = entry.value.is_some();
         let value = entry.value.get_or_insert_default();
-        let ttl = f(value, now);
+        let (result, ttl) = change.apply(value, now);
         match ttl {
             Some(ttl) => {
                 entry.ttl = ttl_ms(ttl);
@@ -241,9 +254,11 @@ impl<V: Row> Overlay<V> {
         let after = entry.value.as_ref().map_or(0, Row::memory);
         entry.recent = true;
         self.changed(&mut shard, position, ttl.is_some(), before, after);
+        Some(result)
     }
 
     /// Takes note of what became of an entry, whose value held so many bytes elsewhere.
+    #[inline(always)]
     fn changed(
         &self,
         shard: &mut Shard<V>,
@@ -256,13 +271,15 @@ impl<V: Row> Overlay<V> {
             self.note_dirty();
         }
         if before != after {
-            shard.resized(before, after);
+            self.resized(shard, before, after);
         }
+    }
+
+    #[inline(never)]
+    fn resized(&self, shard: &mut Shard<V>, before: usize, after: usize) {
+        shard.resized(before, after);
         // A row has grown: others make room, else the next flush is due at once.
-        if before < after
-            && !shard.shrink_to(self.share)
-            && !self.urgent.swap(true, Ordering::Relaxed)
-        {
+        if before < after && !self.shrink(shard) && !self.urgent.swap(true, Ordering::Relaxed) {
             self.place.queue.wake();
         }
     }
@@ -324,22 +341,22 @@ impl<V: Row> Overlay<V> {
         let ran = writer::without_vaults(|| catch_unwind(AssertUnwindSafe(run)));
         let (answered, change) = match ran {
             Ok(Ok((result, change))) => (Ok(Ok(result)), change),
-            Ok(Err(error)) => (Err(error), Change::Keep),
-            Err(panic) => (Ok(Err(panic)), Change::Keep),
+            Ok(Err(error)) => (Err(error), slot::Change::Keep),
+            Err(panic) => (Ok(Err(panic)), slot::Change::Keep),
         };
         let is_changed = match change {
-            Change::Put { ttl } => {
+            slot::Change::Put { ttl } => {
                 entry.ttl = ttl_ms(ttl);
                 entry.expires_at = now.as_millis().saturating_add(entry.ttl);
                 entry.value = slot.into_value();
                 true
             }
-            Change::Remove => {
+            slot::Change::Remove => {
                 entry.value = None;
                 true
             }
             // An expired row stays where it was.
-            Change::Keep => {
+            slot::Change::Keep => {
                 if is_live {
                     entry.value = slot.into_original();
                 }
@@ -357,6 +374,7 @@ impl<V: Row> Overlay<V> {
     }
 
     /// The first dirty row since the last flush began sets the time of the next.
+    #[inline(never)]
     fn note_dirty(&self) {
         if self.dirty_since.load(Ordering::Relaxed) == 0 {
             let since = self.dirty_since.compare_exchange(
@@ -417,6 +435,17 @@ impl<V: Row> Overlay<V> {
         Error::Closed {
             path: self.place.path.to_path_buf(),
         }
+    }
+
+    /// Brings a shard back to its share, if what may go is enough for that.
+    fn shrink(&self, shard: &mut Shard<V>) -> bool {
+        shard.shrink_to(self.share, self.transaction())
+    }
+
+    /// What it carries is not on disk yet. What those before it carried is, for whoever reads the
+    /// file from now on.
+    fn transaction(&self) -> u32 {
+        self.transaction.load(Ordering::Acquire)
     }
 
     fn shard_of(&self, key: &Key) -> (u64, MutexGuard<'_, Shard<V>>) {

@@ -19,8 +19,8 @@ pub(super) struct Shard<V> {
     index: HashTable<u32>,
     entries: Vec<Entry<V>>,
     vacant: Vec<u32>,
-    /// Where entries became dirty. A position that is clean again, or stands twice, is dropped when
-    /// the list is read.
+    /// Where entries are dirty or in flight. A position that is clean again, or stands twice, is
+    /// dropped when the list is read.
     dirty: Vec<u32>,
     /// Where the search for an entry that may go continues.
     hand: usize,
@@ -55,10 +55,8 @@ enum State {
     Clean,
     /// Here.
     Dirty,
-    /// Here, and in a transaction that is not committed yet.
-    InFlight,
-    /// Here; an older one is in a transaction that is not committed yet.
-    DirtyInFlight,
+    /// Here, and in the transaction of this number: clean, once that is committed.
+    InFlight(u32),
 }
 
 impl<V> Entry<V> {
@@ -70,12 +68,17 @@ impl<V> Entry<V> {
         self.hash
     }
 
-    /// Whether the newest value is only here.
-    const fn is_pinned(&self) -> bool {
-        matches!(
-            self.state,
-            State::Dirty | State::InFlight | State::DirtyInFlight
-        )
+    /// Whether the newest value is only here, while `transaction` is the first not committed.
+    fn is_pinned(&self, transaction: u32) -> bool {
+        match self.state {
+            State::Dirty => true,
+            State::InFlight(number) => number == transaction,
+            State::Vacant | State::Loading(_) | State::Clean => false,
+        }
+    }
+
+    fn is_clean(&self, transaction: u32) -> bool {
+        matches!(self.state, State::Clean | State::InFlight(_)) && !self.is_pinned(transaction)
     }
 }
 
@@ -101,6 +104,7 @@ impl<V: Row> Shard<V> {
     }
 
     /// Where the entry with this hash is whose key is the one.
+    #[inline]
     pub(super) fn find_by(&self, hash: u64, is_the_one: impl Fn(&Key) -> bool) -> Option<u32> {
         let is_it = |position: &u32| {
             let entry = self.get(*position);
@@ -194,12 +198,12 @@ impl<V: Row> Shard<V> {
         let Some(entry) = self.get_mut(position) else {
             return false;
         };
-        entry.state = match entry.state {
-            State::InFlight => State::DirtyInFlight,
-            State::Dirty | State::DirtyInFlight => return false,
-            State::Vacant | State::Loading(_) | State::Clean => State::Dirty,
-        };
-        self.dirty.push(position);
+        match std::mem::replace(&mut entry.state, State::Dirty) {
+            State::Dirty => return false,
+            // It is in the list still.
+            State::InFlight(_) => {}
+            State::Vacant | State::Loading(_) | State::Clean => self.dirty.push(position),
+        }
         true
     }
 
@@ -216,58 +220,56 @@ impl<V: Row> Shard<V> {
         std::mem::take(&mut self.dirty)
     }
 
-    /// Puts back those whose newest value is only here still, and adds their keys to `keys`. One in
-    /// flight is among them: its transaction may fail.
-    pub(super) fn keep_dirty(&mut self, positions: &[u32], keys: &mut Vec<Key>) {
+    /// Puts back those whose newest value is only here still, and tells their keys. One in flight is
+    /// among them: its transaction may fail.
+    pub(super) fn keep_dirty(
+        &mut self,
+        positions: &[u32],
+        transaction: u32,
+        mut tell: impl FnMut(u32, &Key),
+    ) {
         for position in positions {
-            if let Some(entry) = self.get(*position)
-                && entry.is_pinned()
-            {
-                keys.push(entry.key.clone());
+            let Some(entry) = self.entries.get_mut(*position as usize) else {
+                continue;
+            };
+            if entry.is_pinned(transaction) {
+                tell(*position, &entry.key);
                 self.dirty.push(*position);
+            } else if entry.is_clean(transaction) {
+                entry.state = State::Clean;
             }
         }
     }
 
-    /// The entry of `key` if it is dirty: from here on it is in flight.
-    pub(super) fn stage(&mut self, hash: u64, key: &Key) -> Option<&Entry<V>> {
-        let position = self.find(hash, key)?;
+    /// The entry at `position` if it is that of `key` and dirty: from here on it is in flight.
+    pub(super) fn stage(
+        &mut self,
+        position: u32,
+        key: &Key,
+        transaction: u32,
+    ) -> Option<&Entry<V>> {
         let entry = self.get_mut(position)?;
-        if entry.state != State::Dirty {
+        if entry.state != State::Dirty || entry.key != *key {
             return None;
         }
-        entry.state = State::InFlight;
+        entry.state = State::InFlight(transaction);
         Some(entry)
     }
 
-    /// The transaction with this key has ended.
-    pub(super) fn settle(&mut self, hash: u64, key: &Key, committed: bool) {
-        let Some(position) = self.find(hash, key) else {
-            return;
-        };
-        let Some(entry) = self.get_mut(position) else {
-            return;
-        };
-        match entry.state {
-            State::InFlight if committed => entry.state = State::Clean,
-            State::InFlight => {
-                entry.state = State::Dirty;
-                self.dirty.push(position);
-            }
-            State::DirtyInFlight => entry.state = State::Dirty,
-            State::Vacant | State::Loading(_) | State::Clean | State::Dirty => return,
-        }
-        // Nothing is kept of a row that is gone from the file too.
-        let is_gone = |entry: &Entry<V>| entry.state == State::Clean && entry.value.is_none();
-        if self.get(position).is_some_and(is_gone) {
-            self.vacate(position);
+    /// The transaction that the entry at `position` may be in has failed, if it is that of `key`.
+    pub(super) fn unstage(&mut self, position: u32, key: &Key) {
+        if let Some(entry) = self.get_mut(position)
+            && matches!(entry.state, State::InFlight(_))
+            && entry.key == *key
+        {
+            entry.state = State::Dirty;
         }
     }
 
     /// Whether the newest value of `key` is only here.
-    pub(super) fn is_pinned(&self, hash: u64, key: &Key) -> bool {
+    pub(super) fn is_pinned(&self, hash: u64, key: &Key, transaction: u32) -> bool {
         let entry = self.find(hash, key).and_then(|position| self.get(position));
-        entry.is_some_and(Entry::is_pinned)
+        entry.is_some_and(|entry| entry.is_pinned(transaction))
     }
 
     /// The file no longer has the row of `key`: unless a newer one is here, neither has the memory. One
@@ -277,7 +279,7 @@ impl<V: Row> Shard<V> {
             && let Some(entry) = self.get(position)
             && matches!(
                 entry.state,
-                State::Clean | State::Loading(_) | State::InFlight
+                State::Clean | State::Loading(_) | State::InFlight(_)
             )
         {
             self.vacate(position);
@@ -286,7 +288,7 @@ impl<V: Row> Shard<V> {
 
     /// Lets clean entries go until `bytes` are held at most, those first that were not used lately.
     /// Says whether it came to that.
-    pub(super) fn shrink_to(&mut self, bytes: usize) -> bool {
+    pub(super) fn shrink_to(&mut self, bytes: usize, transaction: u32) -> bool {
         // Where the first was that may go, though it was used.
         let (mut looks, mut used) = (0, None);
         while self.bytes() > bytes {
@@ -301,7 +303,7 @@ impl<V: Row> Shard<V> {
             looks += 1;
             self.hand = (self.hand + 1) % self.entries.len();
             if let Some(entry) = self.entries.get_mut(self.hand)
-                && entry.state == State::Clean
+                && entry.is_clean(transaction)
                 && let Ok(position) = u32::try_from(self.hand)
             {
                 if std::mem::take(&mut entry.recent) {
@@ -416,6 +418,7 @@ mod tests {
     #[derive(Default)]
     struct Pair {
         shard: Shard<Text>,
+        transaction: u32,
         model: BTreeMap<u8, Known>,
     }
 
@@ -465,13 +468,13 @@ mod tests {
                     shard.resized(before, bytes.unwrap_or(0));
                     assert_eq!(shard.mark_dirty(position), !known.is_dirty);
                     known.value = bytes.map(text);
-                    known.is_dirty = true;
+                    (known.is_dirty, known.is_in_flight) = (true, false);
                 }
                 Step::StageAll => {
                     for (number, known) in model {
-                        let staged = shard.stage(hash(*number), &key(*number));
-                        let is_first = known.is_dirty && !known.is_in_flight;
-                        assert_eq!(staged.is_some(), is_first);
+                        let position = position_of(shard, *number);
+                        let staged = shard.stage(position, &key(*number), self.transaction);
+                        assert_eq!(staged.is_some(), known.is_dirty);
                         if let Some(entry) = staged {
                             assert_eq!(entry.value, known.value);
                             (known.is_dirty, known.is_in_flight) = (false, true);
@@ -479,14 +482,14 @@ mod tests {
                     }
                 }
                 Step::SettleAll(committed) => {
-                    for number in 0..24 {
-                        shard.settle(hash(number), &key(number), committed);
+                    self.transaction += u32::from(committed);
+                    for (number, known) in model {
+                        if !committed {
+                            shard.unstage(position_of(shard, *number), &key(*number));
+                        }
+                        known.is_dirty |= known.is_in_flight && !committed;
+                        known.is_in_flight = false;
                     }
-                    model.retain(|_, known| {
-                        let was_in_flight = std::mem::take(&mut known.is_in_flight);
-                        known.is_dirty |= was_in_flight && !committed;
-                        !(was_in_flight && known.is_clean() && known.value.is_none())
-                    });
                 }
                 // Its transaction is not committed: nothing it removes is gone yet.
                 Step::Forget(number) if model.get(&number).is_some_and(|k| k.is_in_flight) => {}
@@ -498,7 +501,7 @@ mod tests {
                     }
                 }
                 Step::ShrinkTo(bytes) => {
-                    if shard.shrink_to(bytes) {
+                    if shard.shrink_to(bytes, self.transaction) {
                         assert!(shard.bytes() <= bytes);
                     }
                     // Which clean ones went is its own affair.
@@ -523,7 +526,8 @@ mod tests {
                 assert_eq!(entry.value, known.value, "{key}");
                 assert_eq!(entry.is_loading(), known.loading.is_some(), "{key}");
                 let is_pinned = known.is_dirty || known.is_in_flight;
-                assert_eq!(shard.is_pinned(hash, &key), is_pinned, "{key}");
+                let is_pinned_there = shard.is_pinned(hash, &key, self.transaction);
+                assert_eq!(is_pinned_there, is_pinned, "{key}");
                 bytes += size_of::<Entry<Text>>() + OVERHEAD;
                 bytes += key.elsewhere() + known.value.as_ref().map_or(0, Row::memory);
             }
@@ -533,14 +537,18 @@ mod tests {
             let (mut dirty, mut listed) = (shard.take_dirty(), Vec::new());
             dirty.sort_unstable();
             dirty.dedup();
-            shard.keep_dirty(&dirty, &mut listed);
+            shard.keep_dirty(&dirty, self.transaction, |_, key| listed.push(key.clone()));
             for (number, known) in model {
                 let times = listed.iter().filter(|listed| **listed == key(*number));
-                let least = usize::from(known.is_dirty);
-                let most = usize::from(known.is_dirty || known.is_in_flight);
-                assert!((least..=most).contains(&times.count()), "{number}");
+                let expected = usize::from(known.is_dirty || known.is_in_flight);
+                assert_eq!(times.count(), expected, "{number}");
             }
         }
+    }
+
+    /// Where the entry of `number` is; else any place.
+    fn position_of(shard: &Shard<Text>, number: u8) -> u32 {
+        shard.find(hash(number), &key(number)).unwrap_or(0)
     }
 
     /// The ticket of the load of `number` that is under way; else any.

@@ -147,34 +147,35 @@ impl World {
     fn flush(&self, commits: bool) {
         let _writer = lock(&self.writer);
         let since = self.overlay.begin_flush();
-        let keys = self.overlay.dirty_keys();
-        self.carry(&keys, commits);
+        let rows = self.overlay.dirty();
+        self.carry(&rows, commits);
         self.overlay.end_flush(since, commits);
     }
 
     /// A flush that somebody asked for: the writer gets to it later.
     fn flush_asked_for(&self, commits: bool) {
         let since = self.overlay.begin_flush();
-        let keys = self.overlay.dirty_keys();
-        if !keys.is_empty() {
+        let rows = self.overlay.dirty();
+        if !rows.is_empty() {
             let _writer = lock(&self.writer);
-            self.carry(&keys, commits);
+            self.carry(&rows, commits);
         }
         self.overlay.end_flush(since, commits);
     }
 
-    /// One transaction with these keys, which commits or does not.
-    fn carry(&self, keys: &[Key], commits: bool) {
-        let staged = keys
-            .iter()
-            .filter_map(|key| Some((key, self.overlay.stage(key)?)));
-        let staged: Vec<_> = staged.collect();
+    /// One transaction with these rows, which commits or does not.
+    fn carry(&self, dirty: &[Dirty], commits: bool) {
+        let mut staging = Staging::default();
+        self.overlay.stage(dirty, &mut staging);
         let failure = cause();
         let mut gone = Vec::new();
         if commits {
             let mut rows = lock(&self.rows);
-            for (key, row) in staged {
-                match row.value.filter(|_| row.expires_at > NOW) {
+            for (place, key) in dirty.iter().map(|row| &row.key).enumerate() {
+                let Some((row, value)) = staging.get(place) else {
+                    continue;
+                };
+                match value.filter(|_| row.expires_at > NOW) {
                     Some(value) => {
                         let header = Header {
                             in_shared_class: false,
@@ -182,7 +183,7 @@ impl World {
                             ttl: row.ttl,
                             filed_at: row.expires_at,
                         };
-                        rows.insert(key.clone(), (header, value));
+                        rows.insert(key.clone(), (header, value.to_vec()));
                     }
                     None => gone.extend(rows.remove(key).map(|_| key.clone())),
                 }
@@ -190,7 +191,7 @@ impl World {
         }
         self.overlay.forget(&gone);
         self.overlay
-            .settle(keys, if commits { None } else { Some(&failure) });
+            .settle(dirty, if commits { None } else { Some(&failure) });
     }
 
     /// Removes the row of `key` from the file if it has expired and is not newer in memory.
@@ -238,7 +239,7 @@ impl World {
     /// Once nobody does anything: what is dirty waits for a flush, and after that the file has it.
     fn settle_down(&self) {
         let overlay = &self.overlay;
-        let dirty = overlay.dirty_keys();
+        let dirty = overlay.dirty();
         if !dirty.is_empty() {
             assert!(overlay.flush_in().is_some(), "nobody flushes {dirty:?}");
             assert!(overlay.health().oldest_unflushed.is_some());
@@ -248,7 +249,7 @@ impl World {
     }
 
     fn is_in_the_file(&self) {
-        assert_eq!(self.overlay.dirty_keys(), []);
+        assert_eq!(self.overlay.dirty(), []);
         let rows = lock(&self.rows);
         let live = rows.iter().filter(|(_, row)| row.0.expires_at > NOW);
         let decoded = live.map(|(key, row)| (key.clone(), codec::decode(&row.1).expect("decodes")));
@@ -482,8 +483,8 @@ fn no_room_drops_nothing_that_is_newer_than_the_file() {
             let shrink = |guarded: &Guarded<_>| {
                 // The first time round only takes away that they were used.
                 let mut shard = lock(&guarded.shard);
-                shard.shrink_to(0);
-                shard.shrink_to(0);
+                shard.shrink_to(0, world.overlay.transaction());
+                shard.shrink_to(0, world.overlay.transaction());
             };
             shards.iter().for_each(shrink);
         });
