@@ -203,7 +203,7 @@ fn limiter(path: &Path) -> Limiter<SlidingWindow> {
 /// The database as a vault opens it: it is verified as well, because that fills the cache.
 fn database(path: &Path) -> Database {
     Database::builder()
-        .set_cache_size(32 << 20)
+        .set_cache_size(16 << 20)
         .set_concurrency_mode(ConcurrencyMode::SingleWriter)
         .set_check_integrity_on_open(true)
         .create(path)

@@ -98,7 +98,7 @@ impl<V: Row> VaultBuilder<V> {
         self
     }
 
-    /// How many bytes of the file are cached in memory. A setting of the file. Default: 32 MiB,
+    /// How many bytes of the file are cached in memory. A setting of the file. Default: 16 MiB,
     /// because a limiter is a small part of its process.
     pub fn cache_bytes(mut self, bytes: usize) -> Self {
         self.wanted.cache_bytes = Some(bytes);

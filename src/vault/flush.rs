@@ -2,13 +2,12 @@
 //!
 //! Operations of other tables of the file wait for one chunk at most.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::answer::Answered;
 use super::batch::Batch;
 use super::operation::Operation;
-use super::overlay::{Buffer, Dirty, Since, Staging};
+use super::overlay::{Buffer, Dirty, DirtyRows, Since, Staging};
 use super::table::Table;
 use crate::error::{Cause, Error};
 
@@ -24,33 +23,57 @@ pub(super) struct Flush {
     table: Arc<Table>,
     buffer: Arc<dyn Buffer>,
     since: Since,
-    rows: VecDeque<Dirty>,
+    rows: DirtyRows,
 }
 
 impl Flush {
     /// A flush of everything that is dirty in `table`; `None`: nothing is.
     pub(super) fn begin(table: &Arc<Table>) -> Option<Self> {
         let buffer = table.buffer.as_ref()?;
-        let flush = Self {
+        let mut flush = Self {
             table: Arc::clone(table),
             buffer: Arc::clone(buffer),
             since: buffer.begin_flush(),
-            rows: buffer.dirty().into(),
+            rows: buffer.dirty(),
         };
-        if flush.rows.is_empty() {
+        if !flush.has_more() {
             flush.end(true);
             return None;
         }
         Some(flush)
     }
 
+    /// Whether there are rows to go. Lists the next if there are none in the list.
+    fn has_more(&mut self) -> bool {
+        while self.rows.is_empty() && !self.rows.are_all_listed() {
+            self.buffer.list(&mut self.rows);
+        }
+        !self.rows.is_empty()
+    }
+
+    /// The rows of the next chunk.
+    fn rows(&mut self) -> Option<Vec<Dirty>> {
+        let has_more = self.has_more();
+        has_more.then(|| self.rows.by_ref().take(CHUNK).collect())
+    }
+
     /// The next chunk as an operation; `None`: there is no more.
     pub(super) fn chunk(&mut self) -> Option<Box<dyn Operation>> {
-        let count = self.rows.len().min(CHUNK);
-        let rows: Vec<_> = self.rows.drain(..count).collect();
-        let is_some = !rows.is_empty();
-        is_some.then(|| -> Box<dyn Operation> {
-            Box::new(Chunk::new(&self.table, &self.buffer, rows))
+        let rows = self.rows()?;
+        Some(Box::new(Chunk::new(&self.table, &self.buffer, rows)))
+    }
+
+    /// As `chunk`, of an operation that somebody waits for.
+    pub(super) fn chunk_asked_for(
+        &mut self,
+    ) -> Option<impl FnOnce(oneshot::Sender<Answered<()>>) -> Box<dyn Operation> + use<>> {
+        let rows = self.rows()?;
+        let chunk = Chunk::new(&self.table, &self.buffer, rows);
+        Some(|caller| -> Box<dyn Operation> {
+            Box::new(Chunk {
+                caller: Some(caller),
+                ..chunk
+            })
         })
     }
 
@@ -77,19 +100,6 @@ impl Chunk {
             rows,
             caller: None,
         }
-    }
-
-    /// As an operation that somebody waits for.
-    pub(super) fn asked_for(
-        table: &Arc<Table>,
-        buffer: &Arc<dyn Buffer>,
-        rows: Vec<Dirty>,
-        caller: oneshot::Sender<Answered<()>>,
-    ) -> Box<dyn Operation> {
-        Box::new(Self {
-            caller: Some(caller),
-            ..Self::new(table, buffer, rows)
-        })
     }
 
     /// Writes the rows that are still dirty.

@@ -77,9 +77,9 @@ use crate::error::{Cause, Error, Result};
 use answer::Answer;
 use batch::Batch;
 use file::{OpenFile, TableHandle};
-use flush::Chunk;
+use flush::Flush;
 use operation::{Operation, Task};
-use overlay::{Attempt, Buffer, Dirty, Overlay, Patience};
+use overlay::{Attempt, Buffer, Overlay, Patience};
 use slot::IfDamaged;
 use table::{Table, rows_name};
 
@@ -424,18 +424,19 @@ impl<V: Row> Vault<V> {
     /// Blocks until everything that is dirty now is on disk.
     fn flush_buffer(&self) -> Result<()> {
         let table = self.table();
-        let Some(buffer) = &table.buffer else {
+        writer::refuse_current_thread()?;
+        let Some(mut flush) = Flush::begin(table) else {
             return Ok(());
         };
-        writer::refuse_current_thread()?;
-        let since = buffer.begin_flush();
-        let carry = |rows: &[Dirty]| {
-            let chunk = |caller| Chunk::asked_for(table, buffer, rows.to_vec(), caller);
-            let shared = self.file.shared();
-            shared.submit_operation(self.answer_timeout, chunk)?.wait()
-        };
-        let carried = buffer.dirty().chunks(flush::CHUNK).try_for_each(carry);
-        buffer.end_flush(since, carried.is_ok());
+        let shared = self.file.shared();
+        let mut carried = Ok(());
+        while carried.is_ok()
+            && let Some(chunk) = flush.chunk_asked_for()
+        {
+            let answer = shared.submit_operation(self.answer_timeout, chunk);
+            carried = answer.and_then(Answer::wait);
+        }
+        flush.end(carried.is_ok());
         carried
     }
 

@@ -32,7 +32,7 @@ impl FileSettings {
     pub(super) fn new(wanted: &Wanted) -> Self {
         Self {
             exclusive: wanted.exclusive.unwrap_or(false),
-            cache_bytes: wanted.cache_bytes.unwrap_or(32 << 20),
+            cache_bytes: wanted.cache_bytes.unwrap_or(16 << 20),
             lock_timeout: wanted.lock_timeout.unwrap_or(Duration::from_secs(5)),
             background_sweep: wanted.background_sweep.unwrap_or(true),
             clock: wanted

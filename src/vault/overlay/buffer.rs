@@ -1,6 +1,9 @@
 //! `Buffer`: how what is in memory comes to the file. It is what the writer knows of an overlay.
 
 use std::any::Any;
+use std::cmp;
+use std::collections::BinaryHeap;
+use std::collections::binary_heap::PeekMut;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,8 +22,11 @@ const LOOKED_AT_ONCE: usize = 8;
 
 /// What the writer does with an overlay, whatever its rows are.
 pub(in crate::vault) trait Buffer: Send + Sync + fmt::Debug {
-    /// The rows whose newest value is only in memory, in the order of their keys.
-    fn dirty(&self) -> Vec<Dirty>;
+    /// The rows whose newest value is only in memory, to be listed.
+    fn dirty(&self) -> DirtyRows;
+
+    /// Lists the next of the rows, at most 2^18.
+    fn list(&self, rows: &mut DirtyRows);
 
     /// Brings what the file should hold for those of the rows that are dirty: from here on they are
     /// in flight.
@@ -71,6 +77,89 @@ pub(in crate::vault) struct Dirty {
     position: u32,
 }
 
+impl PartialOrd for Dirty {
+    fn partial_cmp(&self, other: &Self) -> Option<cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// By key.
+impl Ord for Dirty {
+    fn cmp(&self, other: &Self) -> cmp::Ordering {
+        let place = |row: &Self| (row.shard, row.position);
+        let by_key = self.key.cmp(&other.key);
+        by_key.then_with(|| place(self).cmp(&place(other)))
+    }
+}
+
+/// Rows, a part of which is listed: yields those in the order of their keys.
+#[derive(Debug, Default)]
+pub(in crate::vault) struct DirtyRows {
+    /// Those not listed yet: the shard, and where in it they are.
+    unlisted: Vec<(u32, Vec<u32>)>,
+    /// Lists in order, to be merged.
+    listed: BinaryHeap<Rows>,
+}
+
+/// Some rows of a shard.
+#[derive(Debug)]
+struct Rows {
+    next: Dirty,
+    later: std::vec::IntoIter<Dirty>,
+}
+
+impl DirtyRows {
+    /// Whether none is left that is listed.
+    pub(in crate::vault) fn is_empty(&self) -> bool {
+        self.listed.is_empty()
+    }
+
+    pub(in crate::vault) fn are_all_listed(&self) -> bool {
+        self.unlisted.is_empty()
+    }
+
+    fn add(&mut self, mut rows: Vec<Dirty>) {
+        rows.sort_unstable();
+        let mut later = rows.into_iter();
+        if let Some(next) = later.next() {
+            self.listed.push(Rows { next, later });
+        }
+    }
+}
+
+impl Iterator for DirtyRows {
+    type Item = Dirty;
+
+    fn next(&mut self) -> Option<Dirty> {
+        let mut first = self.listed.peek_mut()?;
+        match first.later.next() {
+            Some(next) => Some(std::mem::replace(&mut first.next, next)),
+            None => Some(PeekMut::pop(first).next),
+        }
+    }
+}
+
+/// The heap has the greatest at its top: who is next comes after the others.
+impl Ord for Rows {
+    fn cmp(&self, other: &Self) -> cmp::Ordering {
+        other.next.cmp(&self.next)
+    }
+}
+
+impl PartialOrd for Rows {
+    fn partial_cmp(&self, other: &Self) -> Option<cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Rows {
+    fn eq(&self, other: &Self) -> bool {
+        self.next == other.next
+    }
+}
+
+impl Eq for Rows {}
+
 /// Rows on their way to the file. Used again and again, as what it holds is freed last.
 #[derive(Debug, Default)]
 pub(in crate::vault) struct Staging {
@@ -117,6 +206,14 @@ impl Staging {
     }
 }
 
+/// How many rows are listed at once: the list of a million would take more memory than it is
+/// worth to write each page of the file once only.
+const LISTED_AT_ONCE: usize = 1 << 18;
+
+/// How many rows of a shard are listed together: an allocator that has seen large lists go keeps the
+/// room of others like them.
+const LISTED_TOGETHER: usize = 2_048;
+
 /// How long the writer rests at most after a flush.
 const LONGEST_REST: Duration = Duration::from_secs(5);
 
@@ -129,28 +226,53 @@ pub(in crate::vault) struct Since {
 }
 
 impl<V: Row> Buffer for Overlay<V> {
-    fn dirty(&self) -> Vec<Dirty> {
+    fn dirty(&self) -> DirtyRows {
         // Whoever comes second must not find the lists that the first has taken empty.
         let _one_at_a_time = lock(&self.collecting);
         let transaction = self.transaction();
-        let mut rows = Vec::new();
-        for (shard, guarded) in (0..).zip(&self.shards) {
+        let mut rows = DirtyRows::default();
+        for (number, guarded) in (0..).zip(&self.shards) {
             let mut dirty = lock(&guarded.shard).take_dirty();
             dirty.sort_unstable();
             dirty.dedup();
+            let mut kept = Vec::with_capacity(dirty.len());
             for positions in dirty.chunks(LOOKED_AT_ONCE) {
-                let tell = |position, key: &Key| {
-                    rows.push(Dirty {
-                        key: key.clone(),
-                        shard,
-                        position,
-                    });
-                };
-                lock(&guarded.shard).keep_dirty(positions, transaction, tell);
+                lock(&guarded.shard).keep_dirty(positions, transaction, &mut kept);
+            }
+            if !kept.is_empty() {
+                rows.unlisted.push((number, kept));
             }
         }
-        rows.sort_unstable_by(|a, b| a.key.cmp(&b.key));
         rows
+    }
+
+    fn list(&self, rows: &mut DirtyRows) {
+        let transaction = self.transaction();
+        let most = (LISTED_AT_ONCE / self.shards.len()).max(1);
+        let unlisted = std::mem::take(&mut rows.unlisted);
+        for (number, mut positions) in unlisted {
+            let next = positions.split_off(positions.len().saturating_sub(most));
+            for positions in next.chunks(LISTED_TOGETHER) {
+                let mut list = Vec::with_capacity(positions.len());
+                for positions in positions.chunks(LOOKED_AT_ONCE) {
+                    let Some(shard) = self.shard_at(number) else {
+                        return;
+                    };
+                    for position in positions {
+                        let key = shard.dirty_key(*position, transaction).cloned();
+                        list.extend(key.map(|key| Dirty {
+                            key,
+                            shard: number,
+                            position: *position,
+                        }));
+                    }
+                }
+                rows.add(list);
+            }
+            if !positions.is_empty() {
+                rows.unlisted.push((number, positions));
+            }
+        }
     }
 
     fn stage(&self, rows: &[Dirty], staging: &mut Staging) {

@@ -21,7 +21,7 @@ mod sync;
 #[cfg(all(test, shuttle))]
 mod tests;
 
-pub(super) use buffer::{Buffer, Dirty, Since, Staging};
+pub(super) use buffer::{Buffer, Dirty, DirtyRows, Since, Staging};
 
 use std::fmt;
 use std::hash::BuildHasher;

@@ -220,25 +220,26 @@ impl<V: Row> Shard<V> {
         std::mem::take(&mut self.dirty)
     }
 
-    /// Puts back those whose newest value is only here still, and tells their keys. One in flight is
+    /// Puts back those whose newest value is only here still, and adds them to `kept`. One in flight is
     /// among them: its transaction may fail.
-    pub(super) fn keep_dirty(
-        &mut self,
-        positions: &[u32],
-        transaction: u32,
-        mut tell: impl FnMut(u32, &Key),
-    ) {
+    pub(super) fn keep_dirty(&mut self, positions: &[u32], transaction: u32, kept: &mut Vec<u32>) {
         for position in positions {
             let Some(entry) = self.entries.get_mut(*position as usize) else {
                 continue;
             };
             if entry.is_pinned(transaction) {
-                tell(*position, &entry.key);
+                kept.push(*position);
                 self.dirty.push(*position);
             } else if entry.is_clean(transaction) {
                 entry.state = State::Clean;
             }
         }
+    }
+
+    /// The key of the entry at `position`, if its newest value is only here.
+    pub(super) fn dirty_key(&self, position: u32, transaction: u32) -> Option<&Key> {
+        let entry = self.get(position)?;
+        entry.is_pinned(transaction).then_some(&entry.key)
     }
 
     /// The entry at `position` if it is that of `key` and dirty: from here on it is in flight.
@@ -537,9 +538,11 @@ mod tests {
             let (mut dirty, mut listed) = (shard.take_dirty(), Vec::new());
             dirty.sort_unstable();
             dirty.dedup();
-            shard.keep_dirty(&dirty, self.transaction, |_, key| listed.push(key.clone()));
+            shard.keep_dirty(&dirty, self.transaction, &mut listed);
+            let key_at = |position| shard.dirty_key(position, self.transaction).expect("dirty");
+            let listed: Vec<_> = listed.into_iter().map(key_at).collect();
             for (number, known) in model {
-                let times = listed.iter().filter(|listed| **listed == key(*number));
+                let times = listed.iter().filter(|listed| ***listed == key(*number));
                 let expected = usize::from(known.is_dirty || known.is_in_flight);
                 assert_eq!(times.count(), expected, "{number}");
             }

@@ -40,6 +40,21 @@ impl Row for Count {
     }
 }
 
+/// As `World::count`, of a row in memory.
+struct CountInPlace<'a>(&'a World, &'a Key);
+
+impl Change<Count> for CountInPlace<'_> {
+    type Answer = ();
+
+    fn apply(self, count: &mut Count, _: Timestamp) -> ((), Option<Duration>) {
+        let Self(world, key) = self;
+        count.0 += 1;
+        let mut truth = world.truth.lock().expect("whole");
+        truth.insert(key.clone(), *count);
+        ((), Some(HOUR))
+    }
+}
+
 /// An overlay in front of a file.
 struct World {
     overlay: Overlay<Count>,
@@ -143,11 +158,17 @@ impl World {
         }
     }
 
+    fn dirty(&self) -> Vec<Dirty> {
+        let mut rows = self.overlay.dirty();
+        self.overlay.list(&mut rows);
+        rows.collect()
+    }
+
     /// A flush of the writer.
     fn flush(&self, commits: bool) {
         let _writer = lock(&self.writer);
         let since = self.overlay.begin_flush();
-        let rows = self.overlay.dirty();
+        let rows = self.dirty();
         self.carry(&rows, commits);
         self.overlay.end_flush(since, commits);
     }
@@ -155,7 +176,7 @@ impl World {
     /// A flush that somebody asked for: the writer gets to it later.
     fn flush_asked_for(&self, commits: bool) {
         let since = self.overlay.begin_flush();
-        let rows = self.overlay.dirty();
+        let rows = self.dirty();
         if !rows.is_empty() {
             let _writer = lock(&self.writer);
             self.carry(&rows, commits);
@@ -239,7 +260,7 @@ impl World {
     /// Once nobody does anything: what is dirty waits for a flush, and after that the file has it.
     fn settle_down(&self) {
         let overlay = &self.overlay;
-        let dirty = overlay.dirty();
+        let dirty = self.dirty();
         if !dirty.is_empty() {
             assert!(overlay.flush_in().is_some(), "nobody flushes {dirty:?}");
             assert!(overlay.health().oldest_unflushed.is_some());
@@ -249,7 +270,7 @@ impl World {
     }
 
     fn is_in_the_file(&self) {
-        assert_eq!(self.overlay.dirty(), []);
+        assert_eq!(self.dirty(), []);
         let rows = lock(&self.rows);
         let live = rows.iter().filter(|(_, row)| row.0.expires_at > NOW);
         let decoded = live.map(|(key, row)| (key.clone(), codec::decode(&row.1).expect("decodes")));
@@ -512,17 +533,11 @@ fn nothing_is_counted_after_the_last_flush_has_collected() {
                 }
             })
         });
-        // As in memory, without `count`.
+        // As a limiter does in memory.
         let in_place = world.spawn(|world| {
             for _ in 0..2 {
-                let truth = &world.truth;
                 let key = key("d");
-                let change = |count: &mut Count, _| {
-                    count.0 += 1;
-                    truth.lock().expect("whole").insert(key.clone(), *count);
-                    Some(HOUR)
-                };
-                world.overlay.change(key.parts(), change);
+                world.overlay.change(key.parts(), CountInPlace(world, &key));
             }
         });
         let closer = world.spawn(|world| {
