@@ -107,7 +107,7 @@ impl OpenTable<'_> {
                         ..header
                     };
                     self.refile(&entry, header, &value)?;
-                    self.disown(&entry.key);
+                    self.outdate(&entry.key);
                 }
                 Stored::Whole(..) => break,
                 // It says nothing of the rows before it.

@@ -120,6 +120,8 @@ pub(super) struct Effects {
     pub(super) swept: u64,
     /// The keys of rows that left, if the table is buffered.
     pub(super) gone: Vec<Key>,
+    /// The keys of rows that the sweep changed, if the table is buffered.
+    pub(super) redated: Vec<Key>,
     /// The earliest deadline that was filed.
     pub(super) filed: Option<u64>,
     /// What the sweep found to be the earliest deadline left; 0: there is more to do.
@@ -230,10 +232,17 @@ impl<'t> OpenTable<'t> {
         Ok(())
     }
 
-    /// Takes note that a copy in memory is no longer what the file has.
+    /// Takes note that there is no row any more: nor is there one in memory.
     pub(super) fn disown(&mut self, key: &[u8]) {
         if self.table.buffer.is_some() {
             self.effects.gone.push(Key::of_bytes(key));
+        }
+    }
+
+    /// Takes note that a copy in memory is no longer what the file has.
+    pub(super) fn outdate(&mut self, key: &[u8]) {
+        if self.table.buffer.is_some() {
+            self.effects.redated.push(Key::of_bytes(key));
         }
     }
 
@@ -352,7 +361,8 @@ impl Table {
             self.ready.store(true, Ordering::Release);
         }
         if let Some(buffer) = &self.buffer {
-            buffer.forget(&effects.gone);
+            buffer.are_gone(&effects.gone);
+            buffer.forget(&effects.redated);
         }
         self.evicted.fetch_add(effects.evicted, order);
         self.swept.fetch_add(effects.swept, order);

@@ -39,6 +39,9 @@ pub(in crate::vault) trait Buffer: Send + Sync + fmt::Debug {
     fn is_pinned(&self, key: &Key) -> bool;
 
     /// The file no longer has these rows.
+    fn are_gone(&self, keys: &[Key]);
+
+    /// The file has other rows of these keys than the memory knows of.
     fn forget(&self, keys: &[Key]);
 
     /// How long until the next flush is due; `None`: nothing is dirty.
@@ -339,14 +342,12 @@ impl<V: Row> Buffer for Overlay<V> {
         shard.is_pinned(hash, key, self.transaction())
     }
 
+    fn are_gone(&self, keys: &[Key]) {
+        self.take_back(keys, Shard::gone);
+    }
+
     fn forget(&self, keys: &[Key]) {
-        for key in keys {
-            let hash = self.hash(key);
-            let guarded = self.guarded(hash);
-            lock(&guarded.shard).forget(hash, key);
-            // Whoever waited for a load that was taken back has to look again.
-            guarded.loaded.notify_all();
-        }
+        self.take_back(keys, Shard::forget);
     }
 
     fn flush_in(&self) -> Option<Duration> {
@@ -425,6 +426,17 @@ impl<V: Row> Buffer for Overlay<V> {
 }
 
 impl<V: Row> Overlay<V> {
+    /// Has each key's shard take something back.
+    fn take_back(&self, keys: &[Key], from: impl Fn(&mut Shard<V>, u64, &Key)) {
+        for key in keys {
+            let hash = self.hash(key);
+            let guarded = self.guarded(hash);
+            from(&mut lock(&guarded.shard), hash, key);
+            // Whoever waited for a load that was taken back has to look again.
+            guarded.loaded.notify_all();
+        }
+    }
+
     fn shard_at(&self, number: u32) -> Option<MutexGuard<'_, Shard<V>>> {
         let guarded = self.shards.get(number as usize)?;
         Some(lock(&guarded.shard))

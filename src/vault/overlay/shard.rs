@@ -273,8 +273,30 @@ impl<V: Row> Shard<V> {
         entry.is_some_and(|entry| entry.is_pinned(transaction))
     }
 
-    /// The file no longer has the row of `key`: unless a newer one is here, neither has the memory. One
-    /// in flight was carried by the transaction that removed it again, and is not newer.
+    /// The file no longer has the row of `key`: unless a newer one is here, there is none. One in flight
+    /// was carried by the transaction that removed it again, and is not newer.
+    ///
+    /// That there is none is worth knowing: who comes back is spared a look into the file.
+    pub(super) fn gone(&mut self, hash: u64, key: &Key) {
+        let Some(position) = self.find(hash, key) else {
+            return;
+        };
+        let Some(entry) = self.get_mut(position) else {
+            return;
+        };
+        match entry.state {
+            State::Clean | State::InFlight(_) => {
+                let held = entry.value.take().as_ref().map_or(0, Row::memory);
+                entry.state = State::Clean;
+                self.resized(held, 0);
+            }
+            // What is being read is not there any more.
+            State::Loading(_) => self.vacate(position),
+            State::Vacant | State::Dirty => {}
+        }
+    }
+
+    /// Keeps nothing of `key`, unless something newer than the file is here.
     pub(super) fn forget(&mut self, hash: u64, key: &Key) {
         if let Some(position) = self.find(hash, key)
             && let Some(entry) = self.get(position)
@@ -366,6 +388,7 @@ mod tests {
         Put(u8, Option<usize>),
         StageAll,
         SettleAll(bool),
+        Gone(u8),
         Forget(u8),
         ShrinkTo(usize),
     }
@@ -395,6 +418,7 @@ mod tests {
             6 => (key.clone(), bytes).prop_map(|(key, bytes)| Step::Put(key, bytes)),
             1 => Just(Step::StageAll),
             1 => any::<bool>().prop_map(Step::SettleAll),
+            1 => key.clone().prop_map(Step::Gone),
             1 => key.prop_map(Step::Forget),
             1 => (0_usize..8_000).prop_map(Step::ShrinkTo),
         ];
@@ -490,6 +514,17 @@ mod tests {
                         }
                         known.is_dirty |= known.is_in_flight && !committed;
                         known.is_in_flight = false;
+                    }
+                }
+                Step::Gone(number) if model.get(&number).is_some_and(|k| k.is_in_flight) => {}
+                Step::Gone(number) => {
+                    shard.gone(hash(number), &key(number));
+                    match model.get_mut(&number) {
+                        Some(known) if known.is_clean() => known.value = None,
+                        Some(known) if known.loading.is_some() => {
+                            model.remove(&number);
+                        }
+                        _ => {}
                     }
                 }
                 // Its transaction is not committed: nothing it removes is gone yet.

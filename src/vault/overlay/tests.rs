@@ -210,7 +210,7 @@ impl World {
                 }
             }
         }
-        self.overlay.forget(&gone);
+        self.overlay.are_gone(&gone);
         self.overlay
             .settle(dirty, if commits { None } else { Some(&failure) });
     }
@@ -231,7 +231,7 @@ impl World {
         }
         drop(rows);
         if has_expired {
-            self.overlay.forget(std::slice::from_ref(key));
+            self.overlay.are_gone(std::slice::from_ref(key));
         }
     }
 
