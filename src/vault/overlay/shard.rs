@@ -11,6 +11,9 @@ use super::pace::Reading;
 /// How many entries are looked at to find one that may go.
 const LOOKS: usize = 64;
 
+/// How many entries a shard has if it has many.
+const MANY: usize = 4_096;
+
 /// What an entry costs beside itself: its place in the index, and room to grow.
 const OVERHEAD: usize = 12;
 
@@ -160,8 +163,14 @@ impl<V: Row> Shard<V> {
             }
             None => {
                 if self.entries.len() == self.entries.capacity() {
-                    // By a quarter: doubling would leave half of it unused.
-                    self.entries.reserve_exact(self.entries.len() / 4 + 4);
+                    let count = self.entries.len();
+                    // Many by a quarter: doubling would leave half of it unused.
+                    let more = if count < MANY {
+                        count.max(4)
+                    } else {
+                        count / 4
+                    };
+                    self.entries.reserve_exact(more);
                 }
                 self.entries.push(entry);
                 u32::try_from(self.entries.len() - 1).unwrap_or(u32::MAX)
