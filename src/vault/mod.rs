@@ -136,7 +136,7 @@ pub struct Stats {
     /// How long the oldest change waits that is only in memory, if the table is buffered and there
     /// is one.
     pub oldest_unflushed: Option<Duration>,
-    /// Why the last flush failed, if it did.
+    /// Why the last flush failed, if it did, or why none can be tried at the moment.
     pub last_flush_error: Option<Cause>,
 }
 
@@ -496,6 +496,8 @@ impl<V: Row> Vault<V> {
     pub fn stats(&self) -> Result<Stats> {
         let health = self.overlay.as_ref().map(|overlay| overlay.health());
         let health = health.unwrap_or_default();
+        let failing = || self.file.shared().queue.failing();
+        let cannot_flush = health.oldest_unflushed.and_then(|_| failing());
         Ok(Stats {
             rows: self.rows_or_last()?,
             max_keys: self.table().settings.max_keys,
@@ -504,7 +506,7 @@ impl<V: Row> Vault<V> {
             flushes: health.flushes,
             rows_flushed: health.rows_flushed,
             oldest_unflushed: health.oldest_unflushed,
-            last_flush_error: health.last_flush_error,
+            last_flush_error: health.last_flush_error.or(cannot_flush),
         })
     }
 

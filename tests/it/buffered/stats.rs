@@ -142,6 +142,29 @@ fn a_disk_that_is_well_again_is_flushed_to_without_any_further_call() {
 }
 
 #[test]
+fn a_disk_that_fails_before_any_flush_was_tried_is_told_of_too() {
+    let storage = Arc::new(Faulty::default());
+    let vault = buffered(&storage).open().unwrap();
+    let committed = Vault::<Number>::builder("committed").storage(Arc::clone(&storage));
+    let committed = committed.open().unwrap();
+    storage.fail(true);
+    committed.put(&key("bob"), Number(1), MINUTE).unwrap_err();
+    // Nothing waits for it yet.
+    assert!(vault.stats().unwrap().last_flush_error.is_none());
+    storage.fail(false);
+    eventually("ada is in memory", || {
+        vault.update(&key("ada"), super::add).is_ok()
+    });
+    storage.fail(true);
+    committed.put(&key("bob"), Number(1), MINUTE).unwrap_err();
+    let error = vault.stats().unwrap().last_flush_error.unwrap().to_string();
+    assert!(error.contains("injected"), "{error}");
+    storage.fail(false);
+    eventually("it is well", || vault.flush().is_ok());
+    assert!(vault.stats().unwrap().last_flush_error.is_none());
+}
+
+#[test]
 fn a_committed_table_has_no_flushes() {
     let vault = Vault::<Number>::builder("numbers")
         .in_memory()
