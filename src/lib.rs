@@ -66,6 +66,13 @@
 //! writes, unless it was opened with [`VaultBuilder::exclusive`]. The file is created with mode 0600;
 //! keys hold what the caller passes as client, such as addresses and account names.
 //!
+//! The path has to lead to the file for as long as it is open. When the file is deleted, moved away or
+//! replaced by another one (a backup that is restored, a link that a deploy points elsewhere), calls
+//! that need the disk fail with [`Error::Unavailable`], and nothing is answered that only the lost file
+//! would remember. Nothing is made in its place: once the file is back, service resumes; to go on with
+//! what is at the path now, close the vault and open it again. This is looked at with every commit and
+//! every flush, on Unix alone. A process that changes its root directory does so before it opens a vault.
+//!
 //! [`Snapshot`] looks into a file from outside, while its owner writes.
 //!
 //! # Platforms

@@ -16,7 +16,7 @@
 //! | `table`, `deadline`, `sweep`, `bound` | what a transaction does to rows, and which of them go |
 //! | `key`, `row`, `codec`, `stamp` | the format of the file, documented where it is encoded |
 //! | `scan`, `reader` | reading many rows, from inside and from outside |
-//! | `storage` | where the bytes are |
+//! | `storage`, `place` | where the bytes are, and whether they still are there |
 
 mod answer;
 mod batch;
@@ -32,6 +32,7 @@ mod key;
 mod open;
 mod operation;
 mod overlay;
+mod place;
 mod queue;
 mod reader;
 mod registry;
@@ -578,7 +579,8 @@ impl<V: Row> Vault<V> {
     ///
     /// [`Error::Unavailable`]: the storage kept the file from being
     /// closed cleanly; what was answered is on disk, but for changes of a buffered table that no flush
-    /// had carried. [`Error::InsideUpdate`].
+    /// had carried. Also if the file was deleted, moved away or replaced: then it is in the file that was
+    /// there. [`Error::InsideUpdate`].
     pub fn close(&self) -> Result<()> {
         self.file.shared().close(self.answer_timeout)?.wait()
     }

@@ -14,6 +14,7 @@ use redb::{
 };
 
 use super::create::{create, directory_of, sync_directory};
+use super::place;
 use super::rehearsal::Rehearsal;
 use super::settings::FileSettings;
 use super::stamp::{Expected, Stamps};
@@ -96,6 +97,14 @@ impl Source {
         }
     }
 
+    /// An error if it is a file that is no longer at its path.
+    pub(super) fn check_place(&self) -> io::Result<()> {
+        match self {
+            Self::File { path, identity } => place::check(path, identity),
+            Self::Private(_) => Ok(()),
+        }
+    }
+
     /// Opens the database for writing, after a look at what is there. Blocks until the lock is
     /// free, at most for the lock timeout.
     pub(super) fn open(
@@ -124,6 +133,8 @@ impl Source {
         settings: &FileSettings,
         expected: &[Expected<'_>],
     ) -> Result<Database> {
+        self.check_place()
+            .map_err(|error| open_error(&self.path(), error))?;
         if self.is_empty()? {
             return Err(self.corrupt("it was emptied while it was in use"));
         }
@@ -207,7 +218,7 @@ impl Source {
             Self::File { path, identity } => {
                 let file = writable(path)?;
                 if same_file::Handle::from_path(path)? != **identity {
-                    return Err(io::Error::other("another file has taken its place").into());
+                    return Err(place::replaced().into());
                 }
                 builder.create_with_backend(file)
             }

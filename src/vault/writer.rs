@@ -216,7 +216,7 @@ impl Writer {
             return self.file.queue.failing();
         };
         match catch_unwind(AssertUnwindSafe(|| database.close())) {
-            Ok(Ok(())) => None,
+            Ok(Ok(())) => self.file.source.check_place().err().map(Cause::new),
             Ok(Err(error)) => Some(Cause::new(error)),
             Err(panic) => Some(panic_cause(&*panic)),
         }
@@ -259,6 +259,7 @@ impl Writer {
         operations: &mut Vec<Box<dyn Operation>>,
         applied: &mut Applied,
     ) -> Result<(), redb::Error> {
+        self.check_place()?;
         let txn = self.file.begin_write()?;
         let mut batch = Batch::new(&txn, &*self.file.settings.clock);
         let mut done = 0;
@@ -280,6 +281,8 @@ impl Writer {
         if changed {
             *applied = Applied::Unknown;
             txn.commit()?;
+            // Nobody is told that something is stored which nobody will find.
+            self.check_place()?;
         } else {
             txn.abort()?;
         }
@@ -287,6 +290,10 @@ impl Writer {
             table.record(&effects);
         }
         Ok(())
+    }
+
+    fn check_place(&self) -> Result<(), redb::Error> {
+        self.file.source.check_place().map_err(redb::Error::Io)
     }
 
     /// Takes due rows along.

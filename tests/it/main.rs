@@ -19,6 +19,8 @@ mod buffered;
 mod clock;
 mod concurrency;
 mod deadlines;
+#[cfg(unix)]
+mod displaced;
 mod dump;
 mod faults;
 #[cfg(feature = "axum")]
