@@ -1,4 +1,6 @@
 //! A process that is killed at a random moment: what it had answered, and what is there afterwards.
+//!
+//! `cargo test --test it -- --nocapture kills::` prints how many were killed and what that lost.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -215,6 +217,12 @@ struct Killing {
     clients: BTreeMap<usize, Client>,
     flushes: u64,
     refused: u64,
+    survived: u64,
+    answered: u64,
+    /// Answered hits that should have been there.
+    lost: u64,
+    /// Answered hits that no completed flush had carried, and that were not there.
+    forgotten: u64,
 }
 
 #[derive(Debug, Default)]
@@ -239,6 +247,7 @@ impl Killing {
             row.unwrap();
         }
         limiter.vault().close().unwrap();
+        self.survived += 1;
     }
 
     fn check(
@@ -256,7 +265,10 @@ impl Killing {
         let limit = self.role.limit;
         let left = limiter.peek(&generation, &client.to_string());
         let found = limit - left.unwrap().remaining();
-        assert!(found >= on_disk.count, "{client}: {found} of {on_disk:?}");
+        let missing = |said: Said| u64::from(said.count.saturating_sub(found));
+        self.answered += u64::from(answered.admitted);
+        self.lost += missing(on_disk);
+        self.forgotten += missing(answered) - missing(on_disk);
         let known = self.clients.entry(client).or_default();
         known.admitted += answered.admitted;
         known.forgiven += answered.admitted - on_disk.admitted;
@@ -276,6 +288,10 @@ fn kill(role: Role) {
         clients: BTreeMap::new(),
         flushes: 0,
         refused: 0,
+        survived: 0,
+        answered: 0,
+        lost: 0,
+        forgotten: 0,
     };
     for number in 0..KILLS {
         if number % KILLS_OF_A_GENERATION == 0 && number > 0 {
@@ -284,6 +300,14 @@ fn kill(role: Role) {
             killing.clients.clear();
         }
         killing.kill();
+    }
+    println!(
+        "{:?}: {} of {KILLS} kills survived, {} hits answered by {THREADS} threads, {} of them lost, {} not yet carried to the disk",
+        role.durability, killing.survived, killing.answered, killing.lost, killing.forgotten
+    );
+    assert_eq!(killing.lost, 0, "answered hits were lost");
+    if role.durability == Durability::Committed {
+        assert_eq!(killing.forgotten, 0);
     }
     // It was worth it: flushes were completed, and limits reached.
     assert!(killing.flushes > KILLS, "{}", killing.flushes);

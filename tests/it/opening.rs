@@ -10,8 +10,8 @@ use std::thread;
 use std::time::Duration;
 
 use ratevault::{
-    Error, FixedWindow, HitLog, Key, Limiter, ManualClock, Quota, Result, Row, SlidingWindow,
-    SystemClock, Vault, VaultBuilder, WindowCount,
+    Durability, Error, FixedWindow, HitLog, Key, Limiter, ManualClock, Quota, Result, Row,
+    SlidingWindow, SystemClock, Vault, VaultBuilder, WindowCount,
 };
 use redb::TableDefinition;
 use serde::{Deserialize, Serialize};
@@ -932,6 +932,15 @@ fn holds() {
 
 #[test]
 #[ignore = "a process of other tests"]
+fn holds_in_memory() {
+    let flush_every = Duration::from_millis(1);
+    if let Some(vault) = given() {
+        hold(vault.durability(Durability::Buffered { flush_every }));
+    }
+}
+
+#[test]
+#[ignore = "a process of other tests"]
 fn holds_exclusively() {
     if let Some(vault) = given() {
         hold(vault.exclusive());
@@ -1010,6 +1019,28 @@ fn a_process_that_waits_is_let_in_when_the_first_one_leaves() {
             assert_eq!(waiting.join().unwrap(), LAST_HITS);
         });
         other.leave();
+    }
+}
+
+#[test]
+fn the_lock_of_a_process_that_was_killed_keeps_nobody_waiting() {
+    for role in ["holds", "holds_exclusively", "holds_in_memory"] {
+        let (_directory, path) = place();
+        let mut other = Other::holding(role, &path);
+        for number in 1..=3 {
+            assert_eq!(other.hit(), number);
+        }
+        assert_locked(&path, hits(&path), Duration::ZERO);
+        other.process.kill().unwrap();
+        other.process.wait().unwrap();
+        // The first try, and every hit that was on disk.
+        let limiter = limiter(hits(&path).lock_timeout(Duration::ZERO));
+        let found = hits_of(&limiter, "ada");
+        match role {
+            "holds_in_memory" => assert!(found <= 3, "{found}"),
+            _ => assert_eq!(found, 3, "{role}"),
+        }
+        assert_eq!(hit(&limiter), found + 1);
     }
 }
 
