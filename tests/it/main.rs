@@ -23,6 +23,8 @@ mod deadlines;
 mod displaced;
 mod dump;
 mod faults;
+#[cfg(target_os = "linux")]
+mod full_disk;
 #[cfg(feature = "axum")]
 mod http_address;
 #[cfg(feature = "axum")]
@@ -40,6 +42,8 @@ mod nginx;
 mod opening;
 #[cfg(all(target_os = "linux", feature = "axum"))]
 mod page;
+#[cfg(target_os = "linux")]
+mod permissions;
 mod programs;
 mod rows;
 mod snapshot;

@@ -7,6 +7,8 @@ pub mod faulty;
 pub mod file;
 #[cfg(feature = "axum")]
 pub mod http;
+#[cfg(target_os = "linux")]
+pub mod mount;
 #[cfg(all(unix, feature = "axum"))]
 pub mod server;
 #[cfg(feature = "axum")]
