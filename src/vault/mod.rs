@@ -28,6 +28,8 @@ mod deadline;
 mod durability;
 mod file;
 mod flush;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod key;
 mod open;
 mod operation;

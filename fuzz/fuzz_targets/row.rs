@@ -1,0 +1,4 @@
+//! Rows and the values in them: see the property of this name in `ratevault::fuzzing`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| ratevault::fuzzing::row(bytes));
