@@ -25,6 +25,7 @@ mod dump;
 mod faults;
 #[cfg(target_os = "linux")]
 mod full_disk;
+mod flips;
 #[cfg(feature = "axum")]
 mod http_address;
 #[cfg(feature = "axum")]

@@ -661,42 +661,6 @@ fn a_vault_truncated_after_a_clean_close_is_refused_unchanged() {
     assert_eq!(open_notes(&path), Opened::Right);
 }
 
-/// A sequence that looks random and is always the same (splitmix64).
-fn random(mut seed: u64) -> impl FnMut(usize) -> usize {
-    move |below| {
-        seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = seed;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (x ^ (x >> 31)) as usize % below
-    }
-}
-
-#[test]
-fn a_flipped_bit_is_an_error_or_harmless() {
-    let (_directory, path) = place();
-    let whole = bytes_of_notes(&path);
-    let mut random = random(1);
-    let mut outcomes = BTreeMap::<_, u32>::new();
-    let mut wrong = Vec::new();
-    for _ in 0..300 {
-        let (place, bit) = (random(whole.len()), random(8));
-        let mut bytes = whole.clone();
-        bytes[place] ^= 1 << bit;
-        fs::write(&path, &bytes).unwrap();
-        let opened = open_notes(&path);
-        *outcomes.entry(opened).or_default() += 1;
-        if opened == Opened::Wrong {
-            wrong.push((place, bit));
-        }
-    }
-    println!("{} bytes: {outcomes:?}", whole.len());
-    assert!(wrong.is_empty(), "{wrong:?}");
-    // The flips that hit something were seen.
-    let refused = |opened: &Opened| matches!(opened, Opened::Refused(_));
-    assert!(outcomes.keys().any(refused), "{outcomes:?}");
-}
-
 // What a crash leaves.
 
 #[test]
