@@ -49,4 +49,5 @@ mod programs;
 mod rows;
 mod snapshot;
 mod sweep;
+mod upgrades;
 mod vectors;
