@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::net::IpAddr;
 
-use super::key::{Client, Key, KeyParts, corrupt_row};
+use super::key::{Client, ClientBytes, Key, KeyParts, corrupt_row};
 use super::table::Stored;
 use super::{codec, row};
 use crate::clock::Timestamp;
@@ -107,7 +107,8 @@ pub fn key(input: &[u8]) {
             let Some(their_key) = their_key else { continue };
             let same = (endpoint, client) == (&other.0, &other.1);
             assert_eq!(key == their_key, same, "{key} and {their_key}");
-            let are = KeyParts::with(endpoint, *client, |parts| parts.are(their_key));
+            let client = ClientBytes::of(*client);
+            let are = KeyParts::new(endpoint, &client).map(|parts| parts.are(their_key));
             assert_eq!(are.ok(), Some(same), "{key} and {their_key}");
         }
     }
