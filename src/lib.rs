@@ -75,6 +75,42 @@
 //!
 //! [`Snapshot`] looks into a file from outside, while its owner writes.
 //!
+//! # Who may try what
+//!
+//! The limits are there for people who would rather not be limited. What they can do, and what not:
+//!
+//! - **Whoever is counted chooses the key**, as far as you let him. Anybody can write any number of
+//!   texts into a form or a header: count a name that exists, or count the address too. An address
+//!   costs something, a /64 of IPv6 is counted as one. Keys are told apart byte by byte, so bring names
+//!   into one form first. No key of any length or content shares the count of another, nor slows others
+//!   down: it is hashed with a secret of the process, and a long one is stored as its SHA-256.
+//! - **A flood of new keys** meets the bound and costs no more disk than
+//!   [`max_keys`](VaultBuilder::max_keys) rows and no more memory than
+//!   [`buffer_bytes`](VaultBuilder::buffer_bytes). It forgets whoever has been silent for longest: a client
+//!   at its limit that stays silent is let back in early after about `max_keys` newcomers. One that
+//!   keeps trying is not, if refused checks are counted ([`Refusals::Count`], the default).
+//!   [`Stats::evicted`] shows it.
+//! - **Proxies**: `X-Forwarded-For` is text that a client can write. The module `http` believes it only as far
+//!   as it was written by the proxies that you name; without any it is ignored.
+//! - **The clock**: whoever sets the system's time changes nothing while the process runs. Ahead before
+//!   a start: windows have passed. Back before a start: clients are refused for a window at most.
+//! - **A disk that fails or is full**: calls fail, they do not admit. An HTTP service answers 503 then;
+//!   `fail_open` serves instead, uncounted, so whoever can fill the disk has unlimited attempts at what
+//!   it guards: keep it for what is not secret.
+//! - **A crash** wins what the table above says. Whoever can crash the service at will, and guesses
+//!   passwords, is a reason for `Committed`.
+//! - **What is stored about a person**: the endpoint's name, the key that you pass (an address, an account's
+//!   name; a text of more than 256 bytes as its SHA-256, which hides nothing that can be guessed) and
+//!   the times of the hits, in the clear. It leaves the file by itself a second after the longest window
+//!   has passed since the last hit, in a table that is open; `reset` removes it at once. The file's free
+//!   pages, and backups, may hold it for longer.
+//! - **The file** is readable and writable by its owner alone (mode 0600). Whoever may write to it, or to its
+//!   directory, can forget every limit. It is no defence against the account that the service runs as, or
+//!   root. Bytes that were changed by accident are seen by checksums; by intent they need not be.
+//! - **A reader that stops** in the middle of a page, killed or not, blocks nobody. As long as it is
+//!   stopped, and not killed, the pages that it may still read are not used again, and the file grows
+//!   with every commit. [`Snapshot`] holds a page of rows at a time, however slow its user is.
+//!
 //! # Platforms
 //!
 //! Linux is tested. macOS and Windows are meant to work. Elsewhere there are no byte-range locks:

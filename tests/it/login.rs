@@ -42,7 +42,8 @@ fn assert_sent_away(answer: &Answer, limit: u64, seconds: u64) {
 
 #[test]
 fn five_wrong_logins_are_answered_and_the_sixth_is_refused() {
-    let server = Server::start(&Desk::new(), &[]);
+    let desk = Desk::new();
+    let server = Server::start(&desk, &[]);
     for remaining in (0..5).rev() {
         let answer = server.client().post("/login", WRONG);
         assert_counted(&answer, 401, [5, remaining], 60);
@@ -55,7 +56,8 @@ fn five_wrong_logins_are_answered_and_the_sixth_is_refused() {
 
 #[test]
 fn the_right_password_is_welcome_and_counts_like_any_other() {
-    let server = Server::start(&Desk::new(), &[]);
+    let desk = Desk::new();
+    let server = Server::start(&desk, &[]);
     let answer = server.client().post("/login", RIGHT);
     assert_counted(&answer, 200, [5, 4], 60);
     assert_eq!(answer.body, "Welcome, ada.\n");
@@ -64,7 +66,8 @@ fn the_right_password_is_welcome_and_counts_like_any_other() {
 
 #[test]
 fn registrations_and_password_resets_have_limits_of_their_own() {
-    let server = Server::start(&Desk::new(), &[]);
+    let desk = Desk::new();
+    let server = Server::start(&desk, &[]);
     refused(&server.client());
     for (path, form, limit) in [
         ("/register", "user=bob&password=secret", 5),
@@ -80,7 +83,8 @@ fn registrations_and_password_resets_have_limits_of_their_own() {
 
 #[test]
 fn the_quota_asked_for_is_the_logins_alone() {
-    let server = Server::start(&Desk::new(), &["--quota", "2/day"]);
+    let desk = Desk::new();
+    let server = Server::start(&desk, &["--quota", "2/day"]);
     let client = server.client();
     assert_counted(&client.post("/login", WRONG), 401, [2, 1], 86_400);
     let answer = client.post("/register", "user=bob&password=secret");
@@ -91,7 +95,8 @@ fn the_quota_asked_for_is_the_logins_alone() {
 
 #[test]
 fn a_name_that_is_taken_and_empty_fields_are_refused_and_count() {
-    let server = Server::start(&Desk::new(), &[]);
+    let desk = Desk::new();
+    let server = Server::start(&desk, &[]);
     for (form, status, remaining) in [
         ("user=ada&password=secret", 409, 4),
         ("user=&password=secret", 422, 3),
@@ -104,7 +109,8 @@ fn a_name_that_is_taken_and_empty_fields_are_refused_and_count() {
 
 #[test]
 fn forms_that_lack_a_field_are_the_clients_fault_and_count() {
-    let server = Server::start(&Desk::new(), &[]);
+    let desk = Desk::new();
+    let server = Server::start(&desk, &[]);
     let forms = [
         "",
         "user=ada",
@@ -122,7 +128,8 @@ fn forms_that_lack_a_field_are_the_clients_fault_and_count() {
 
 #[test]
 fn odd_bytes_are_a_wrong_password_or_a_bad_form() {
-    let server = Server::start(&Desk::new(), &["--quota", "100/hour"]);
+    let desk = Desk::new();
+    let server = Server::start(&desk, &["--quota", "100/hour"]);
     let long = [b"user=ada&password=", &[b'x'; 1 << 20][..]].concat();
     let forms: [&[u8]; 8] = [
         b"user=%00%ff&password=%0d%0a",
@@ -145,7 +152,8 @@ fn odd_bytes_are_a_wrong_password_or_a_bad_form() {
 
 #[test]
 fn of_a_hundred_logins_at_once_exactly_five_are_answered() {
-    let server = Server::start(&Desk::new(), &["--quota", "5/hour"]);
+    let desk = Desk::new();
+    let server = Server::start(&desk, &["--quota", "5/hour"]);
     let client = server.client();
     let answers = runtime().block_on(async {
         let asked = |_| {
@@ -173,7 +181,8 @@ fn of_a_hundred_logins_at_once_exactly_five_are_answered() {
 
 #[test]
 fn the_page_says_how_many_attempts_are_left_and_counts_nothing() {
-    let server = Server::start(&Desk::new(), &[]);
+    let desk = Desk::new();
+    let server = Server::start(&desk, &[]);
     let client = server.client();
     for _ in 0..10 {
         assert_eq!(left_on_page(&client.get("/")), [5, 5, 0]);
@@ -206,7 +215,8 @@ fn left_on_page(answer: &Answer) -> [u64; 3] {
 
 #[test]
 fn nothing_of_the_page_but_its_three_numbers_is_filled_in() {
-    let server = Server::start(&Desk::new(), &[]);
+    let desk = Desk::new();
+    let server = Server::start(&desk, &[]);
     let page = server.client().get("/").body;
     let (_, script) = page.split_once("<script>").unwrap();
     let (_, original) = include_str!("../../examples/login.html")
@@ -219,7 +229,8 @@ fn nothing_of_the_page_but_its_three_numbers_is_filled_in() {
 
 #[test]
 fn without_a_trusted_proxy_no_header_makes_a_new_client() {
-    let server = Server::start(&Desk::new(), &[]);
+    let desk = Desk::new();
+    let server = Server::start(&desk, &[]);
     for remaining in (0..5_u64).rev() {
         let spoofed = format!("198.51.100.{remaining}");
         let client = server.client().forwarded(&[&spoofed]);
@@ -241,7 +252,8 @@ fn without_a_trusted_proxy_no_header_makes_a_new_client() {
 
 #[test]
 fn behind_a_trusted_proxy_the_address_that_it_added_is_counted() {
-    let server = Server::start(&Desk::new(), &["--trusted-proxy", "127.0.0.0/8"]);
+    let desk = Desk::new();
+    let server = Server::start(&desk, &["--trusted-proxy", "127.0.0.0/8"]);
     let client = |line: &str| server.client().forwarded(&[line]);
     refused(&client("192.0.2.1"));
     assert_refused(&client("198.51.100.66, 192.0.2.1"));
@@ -261,7 +273,8 @@ fn several_proxies_may_be_trusted() {
         "--trusted-proxy",
         "10.0.0.0/8",
     ];
-    let server = Server::start(&Desk::new(), &options);
+    let desk = Desk::new();
+    let server = Server::start(&desk, &options);
     let client = |line: &str| server.client().forwarded(&[line]);
     refused(&client("192.0.2.1"));
     assert_refused(&client("192.0.2.1, 10.1.2.3"));
@@ -271,7 +284,8 @@ fn several_proxies_may_be_trusted() {
 #[cfg(target_os = "linux")]
 #[test]
 fn every_address_is_a_client_of_its_own() {
-    let server = Server::start(&Desk::new(), &[]);
+    let desk = Desk::new();
+    let server = Server::start(&desk, &[]);
     refused(&server.client().at(2));
     assert_admitted(&server.client().at(3), 4);
     assert_refused(&server.client().at(2));
@@ -307,7 +321,8 @@ fn after_kill_9_as_many_logins_are_left_as_before() {
 
 #[test]
 fn a_client_that_waits_as_long_as_told_is_served() {
-    let server = Server::start(&Desk::new(), &["--quota", "2/2s"]);
+    let desk = Desk::new();
+    let server = Server::start(&desk, &["--quota", "2/2s"]);
     wait_as_told(&refused(&server.client()));
     assert_eq!(server.client().post("/login", RIGHT).status, 200);
 }
@@ -492,7 +507,8 @@ fn help_names_every_option_and_the_password() {
 
 #[test]
 fn what_is_no_attempt_is_not_counted() {
-    let server = Server::start(&Desk::new(), &[]);
+    let desk = Desk::new();
+    let server = Server::start(&desk, &[]);
     assert_eq!(server.client().get("/login").status, 405);
     assert_eq!(server.client().get("/nothing").status, 404);
     let answer = server.client().post("/login", "user=ada&password=guess");

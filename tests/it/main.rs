@@ -23,9 +23,9 @@ mod deadlines;
 mod displaced;
 mod dump;
 mod faults;
+mod flips;
 #[cfg(target_os = "linux")]
 mod full_disk;
-mod flips;
 #[cfg(feature = "axum")]
 mod http_address;
 #[cfg(feature = "axum")]

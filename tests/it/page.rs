@@ -206,7 +206,8 @@ impl Shown {
 #[ignore = "needs chromium and chromedriver"]
 #[test]
 fn the_page_counts_down_to_the_refusal_and_says_when_to_come_back() {
-    let server = Server::start(&Desk::new(), &["--quota", "5/10 minutes"]);
+    let desk = Desk::new();
+    let server = Server::start(&desk, &["--quota", "5/10 minutes"]);
     let browser = Browser::start();
     browser.open(&server);
     assert_eq!(browser.until_left(5).answer, "");
@@ -231,7 +232,8 @@ fn the_page_counts_down_to_the_refusal_and_says_when_to_come_back() {
 #[ignore = "needs chromium and chromedriver"]
 #[test]
 fn once_the_wait_is_over_the_page_lets_the_user_in() {
-    let server = Server::start(&Desk::new(), &["--quota", "1/4s"]);
+    let desk = Desk::new();
+    let server = Server::start(&desk, &["--quota", "1/4s"]);
     let browser = Browser::start();
     browser.open(&server);
     let mut attempts = 0;

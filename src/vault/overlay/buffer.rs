@@ -343,7 +343,8 @@ impl<V: Row> Buffer for Overlay<V> {
     }
 
     fn are_gone(&self, keys: &[Key]) {
-        self.take_back(keys, Shard::gone);
+        let transaction = self.transaction();
+        self.take_back(keys, |shard, hash, key| shard.gone(hash, key, transaction));
     }
 
     fn forget(&self, keys: &[Key]) {

@@ -282,26 +282,23 @@ impl<V: Row> Shard<V> {
         entry.is_some_and(|entry| entry.is_pinned(transaction))
     }
 
-    /// The file no longer has the row of `key`: unless a newer one is here, there is none. One in flight
-    /// was carried by the transaction that removed it again, and is not newer.
-    ///
-    /// That there is none is worth knowing: who comes back is spared a look into the file.
-    pub(super) fn gone(&mut self, hash: u64, key: &Key) {
+    /// A transaction has removed the row of `key` from the file: unless a newer one is here, there is
+    /// none. Which is worth knowing: who comes back is spared a look into the file.
+    pub(super) fn gone(&mut self, hash: u64, key: &Key, transaction: u32) {
         let Some(position) = self.find(hash, key) else {
             return;
         };
         let Some(entry) = self.get_mut(position) else {
             return;
         };
-        match entry.state {
-            State::Clean | State::InFlight(_) => {
-                let held = entry.value.take().as_ref().map_or(0, Row::memory);
-                entry.state = State::Clean;
-                self.resized(held, 0);
-            }
-            // What is being read is not there any more.
-            State::Loading(_) => self.vacate(position),
-            State::Vacant | State::Dirty => {}
+        if entry.is_clean(transaction) {
+            let held = entry.value.take().as_ref().map_or(0, Row::memory);
+            entry.state = State::Clean;
+            self.resized(held, 0);
+        } else if matches!(entry.state, State::Loading(_) | State::InFlight(_)) {
+            // What is being read is not there any more; and what the transaction itself has carried
+            // may have come before the removal, or after it.
+            self.vacate(position);
         }
     }
 
@@ -527,7 +524,7 @@ mod tests {
                 }
                 Step::Gone(number) if model.get(&number).is_some_and(|k| k.is_in_flight) => {}
                 Step::Gone(number) => {
-                    shard.gone(hash(number), &key(number));
+                    shard.gone(hash(number), &key(number), self.transaction);
                     match model.get_mut(&number) {
                         Some(known) if known.is_clean() => known.value = None,
                         Some(known) if known.loading.is_some() => {
