@@ -250,7 +250,12 @@ impl Long {
     /// How many instants there are before a position, of those that are left.
     #[inline]
     fn upto(&self, position: u32) -> usize {
-        (position.wrapping_sub(self.gone) % POSITIONS) as usize
+        self.before(position) as usize
+    }
+
+    #[inline]
+    const fn before(&self, position: u32) -> u32 {
+        position.wrapping_sub(self.gone) % POSITIONS
     }
 
     /// How many there are.
@@ -259,15 +264,25 @@ impl Long {
         self.upto(self.last_upto)
     }
 
-    #[inline]
     fn push(&mut self, time: u64, count: u32) {
-        let is_one_run = self.first_at == self.last_at;
-        if time != self.last_at {
+        if !self.push_like_last(time, count) {
             self.begin_run(time);
-        } else if is_one_run {
-            self.first_upto = (self.first_upto + count) % POSITIONS;
+            self.last_upto = (self.last_upto + count) % POSITIONS;
+        }
+    }
+
+    /// As `push`, if the newest instant is this one too and there is room.
+    #[inline(always)]
+    fn push_like_last(&mut self, time: u64, count: u32) -> bool {
+        if time != self.last_at || count > MOST - self.before(self.last_upto) {
+            return false;
         }
         self.last_upto = (self.last_upto + count) % POSITIONS;
+        if self.first_at == time {
+            // It is the only run.
+            self.first_upto = self.last_upto;
+        }
+        true
     }
 
     /// From here on the newest run is one at `time`.
@@ -476,12 +491,13 @@ impl Times {
     #[inline(always)]
     pub(super) fn push(&mut self, time: u64, count: u32) {
         // Mostly it is like the one before.
-        if let Self::Short(short) = self
-            && short.push_like_last(time, count)
-        {
-            return;
+        let is_done = match self {
+            Self::Short(short) => short.push_like_last(time, count),
+            Self::Long(long) => long.push_like_last(time, count),
+        };
+        if !is_done {
+            self.push_other(time, count);
         }
-        self.push_other(time, count);
     }
 
     fn push_other(&mut self, time: u64, count: u32) {
