@@ -261,6 +261,26 @@ pub enum Error {
     InsideUpdate,
 }
 
+impl Error {
+    /// This error of an operation in several transactions. If one was committed before, it is no
+    /// longer true that nothing was applied.
+    pub(crate) fn in_part(self, has_begun: bool) -> Self {
+        match self {
+            Self::Unavailable { path, source, .. } if has_begun => Self::Unavailable {
+                path,
+                applied: Applied::Unknown,
+                source,
+            },
+            Self::Overloaded { ref path, .. } if has_begun => Self::Unavailable {
+                path: path.clone(),
+                applied: Applied::Unknown,
+                source: Cause::new(self),
+            },
+            other => other,
+        }
+    }
+}
+
 fn list(names: &[String]) -> String {
     if names.is_empty() {
         return "none".into();
@@ -274,7 +294,7 @@ fn list(names: &[String]) -> String {
 pub enum Applied {
     /// It was not applied.
     No,
-    /// It may have been applied.
+    /// It may have been applied, or a part of it.
     Unknown,
 }
 

@@ -240,8 +240,9 @@ impl<V: Row> Vault<V> {
         loop {
             let table = Arc::clone(self.table());
             let step = operation::remove_prefix(table, prefix.clone(), after);
-            let shared = self.file.shared();
-            let (count, last) = shared.submit(self.answer_timeout, true, step)?.wait()?;
+            let submitted = self.file.shared().submit(self.answer_timeout, true, step);
+            let step = submitted.and_then(Answer::wait);
+            let (count, last) = step.map_err(|error| error.in_part(removed > 0))?;
             removed += count;
             // Never back to what was passed: a busy endpoint would never be done with.
             match last {
@@ -536,10 +537,12 @@ impl<V: Row> Vault<V> {
         let mut removed = 0;
         loop {
             // Each time: it passes over what is only in memory, and might see nothing else.
-            self.flush_buffer()?;
-            let step = operation::sweep(Arc::clone(self.table()));
-            let answer = self.file.shared().submit(self.answer_timeout, true, step)?;
-            let (count, more) = answer.wait()?;
+            let swept = self.flush_buffer().and_then(|()| {
+                let step = operation::sweep(Arc::clone(self.table()));
+                let shared = self.file.shared();
+                shared.submit(self.answer_timeout, true, step)?.wait()
+            });
+            let (count, more) = swept.map_err(|error| error.in_part(removed > 0))?;
             removed += count;
             if !more {
                 return Ok(removed);

@@ -3,20 +3,26 @@
 use std::sync::Arc;
 use std::thread;
 
-use ratevault::{Applied, Error, HitLog, Limiter, Quota, SlidingWindow, Storage, Vault};
+use ratevault::{
+    Applied, Error, HitLog, Limiter, Quota, SlidingWindow, Storage, Vault, VaultBuilder,
+};
 
 use crate::support::faulty::Faulty;
 use crate::support::{eventually, single_threaded};
 
 fn limiter(storage: &Arc<Faulty>) -> Limiter<SlidingWindow> {
-    let vault: Vault<HitLog> = Vault::builder("rate_limits")
-        .storage(Arc::clone(storage))
-        .open()
-        .unwrap();
-    Limiter::new(
-        vault,
-        SlidingWindow::new(Quota::per_hour(1_000).unwrap()).unwrap(),
-    )
+    open(storage, Vault::builder("rate_limits"))
+}
+
+/// One that reads every page from the storage.
+fn uncached(storage: &Arc<Faulty>) -> Limiter<SlidingWindow> {
+    open(storage, Vault::builder("rate_limits").cache_bytes(0))
+}
+
+fn open(storage: &Arc<Faulty>, builder: VaultBuilder<HitLog>) -> Limiter<SlidingWindow> {
+    let vault = builder.storage(Arc::clone(storage)).open().unwrap();
+    let window = SlidingWindow::new(Quota::per_hour(1_000).unwrap()).unwrap();
+    Limiter::new(vault, window)
 }
 
 fn outcome(error: Error) -> Applied {
@@ -102,10 +108,7 @@ fn every_caller_of_a_batch_in_commit_hears_that_the_outcome_is_unknown() {
 #[test]
 fn a_fault_that_only_a_reader_meets_is_mended_too() {
     let storage = Arc::new(Faulty::default());
-    let vault = Vault::<HitLog>::builder("rate_limits").cache_bytes(0);
-    let vault = vault.storage(Arc::clone(&storage)).open().unwrap();
-    let window = SlidingWindow::new(Quota::per_hour(1_000).unwrap()).unwrap();
-    let limiter = Limiter::new(vault, window);
+    let limiter = uncached(&storage);
     limiter.check("login", "ada").unwrap();
     storage.fail(true);
     assert_eq!(
@@ -115,6 +118,30 @@ fn a_fault_that_only_a_reader_meets_is_mended_too() {
     storage.fail(false);
     eventually("reads resume", || limiter.peek("login", "ada").is_ok());
     assert_eq!(used(&limiter, "ada"), 1);
+}
+
+#[test]
+fn a_reset_that_fails_half_way_does_not_say_that_nothing_was_applied() {
+    let storage = Arc::new(Faulty::default());
+    for client in ["ada", "bob"] {
+        limiter(&storage).check("login", client).unwrap();
+    }
+    let image = storage.durable_image();
+    for reads in 0.. {
+        let storage = Arc::new(Faulty::with_image(image.clone()));
+        let limiter = uncached(&storage);
+        storage.fail_after_reads(reads);
+        let Err(error) = limiter.reset_endpoint("login") else {
+            return assert!(reads > 5, "{reads}");
+        };
+        storage.fail(false);
+        eventually("reads resume", || limiter.peek("login", "ada").is_ok());
+        let used = used(&limiter, "ada") + used(&limiter, "bob");
+        match outcome(error) {
+            Applied::No => assert_eq!(used, 2, "{reads}"),
+            Applied::Unknown => assert!([0, 2].contains(&used), "{reads}: {used}"),
+        }
+    }
 }
 
 #[test]
