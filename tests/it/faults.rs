@@ -1,5 +1,10 @@
 //! The storage fails: callers hear it, nothing answered is lost, service resumes by itself.
 
+mod everywhere;
+mod model;
+mod run;
+mod script;
+
 use std::sync::Arc;
 use std::thread;
 

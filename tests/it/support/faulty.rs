@@ -1,10 +1,17 @@
-//! A storage that fails, blocks and is slow on demand, and that knows what a power cut would leave.
+//! A storage that fails, tears, blocks and is slow on demand, and that knows what a power cut would
+//! leave.
 
 use std::io;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ratevault::Storage;
+
+use super::power_cut::{Chance, Change, PowerCut};
+
+/// What Unix calls a failing disk and a full one.
+const EIO: i32 = 5;
+const ENOSPC: i32 = 28;
 
 /// The live bytes are what was written; the durable ones are what the last sync left.
 #[derive(Debug, Default)]
@@ -14,11 +21,56 @@ pub struct Faulty {
     sync_takes: Duration,
 }
 
+/// What may happen at one call of the storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// From this call on all fail with EIO.
+    Io,
+    /// From this call on all that may need room fail with ENOSPC.
+    Full,
+    /// A part of this write or sync is done; then all calls fail with EIO. What a sync did not do is
+    /// forgotten: a later one that succeeds does not make up for it.
+    Torn,
+    /// This call waits until it is let go.
+    Delayed,
+}
+
+/// One call of the storage.
+#[derive(Clone, Copy, Debug)]
+enum Call<'d> {
+    Len,
+    Read,
+    Write(u64, &'d [u8]),
+    SetLen(u64),
+    Sync,
+}
+
+/// A fault that is still to come.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    fault: Fault,
+    /// Before it, so many calls that it could strike are spared.
+    spared: u64,
+    seed: u64,
+}
+
 #[derive(Debug, Default)]
 struct State {
     live: Vec<u8>,
     durable: Vec<u8>,
+    /// What the next sync makes durable.
+    unsynced: Vec<Change>,
+    plan: Option<Plan>,
+    has_struck: bool,
+    /// The moment at which the planned fault struck.
+    power_cut: Option<PowerCut>,
+    delaying: bool,
+    /// Nobody waits who would give up: a delay ends at once.
+    impatient: bool,
     failing: bool,
+    /// As `failing`, by a planned fault.
+    dead: bool,
+    full: bool,
     panicking: bool,
     /// How many more syncs succeed before `failing` begins.
     syncs_left: Option<u64>,
@@ -49,6 +101,17 @@ impl Faulty {
         faulty
     }
 
+    /// A storage on which `fault` strikes once, after `spared` calls that it could have struck.
+    pub fn with_fault(fault: Fault, spared: u64) -> Self {
+        let faulty = Self::default();
+        faulty.lock().plan = Some(Plan {
+            fault,
+            spared,
+            seed: spared,
+        });
+        faulty
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -57,6 +120,8 @@ impl Faulty {
     pub fn fail(&self, failing: bool) {
         let mut state = self.lock();
         state.failing = failing;
+        state.dead = false;
+        state.full = false;
         state.syncs_left = None;
         state.reads_left = None;
     }
@@ -68,7 +133,9 @@ impl Faulty {
 
     /// Somebody empties it.
     pub fn empty(&self) {
-        self.lock().live.clear();
+        let mut state = self.lock();
+        state.live.clear();
+        state.unsynced.push(Change::SetLen(0));
     }
 
     /// After `count` more syncs every call fails.
@@ -97,6 +164,22 @@ impl Faulty {
         );
     }
 
+    /// Lets the delayed call go on.
+    pub fn let_go(&self) {
+        self.lock().delaying = false;
+        self.changed.notify_all();
+    }
+
+    /// Runs `act`, which waits for the storage for as long as it takes, so that no call may be
+    /// delayed.
+    pub fn untimed<T>(&self, act: impl FnOnce() -> T) -> T {
+        self.lock().impatient = true;
+        self.let_go();
+        let done = act();
+        self.lock().impatient = false;
+        done
+    }
+
     pub fn syncs(&self) -> u64 {
         self.lock().syncs
     }
@@ -106,13 +189,145 @@ impl Faulty {
         self.lock().durable.clone()
     }
 
-    fn working(&self) -> io::Result<MutexGuard<'_, State>> {
+    /// Whether the planned fault has struck.
+    pub fn has_struck(&self) -> bool {
+        self.lock().has_struck
+    }
+
+    /// Whether no call is failed or delayed at the moment.
+    pub fn is_well(&self) -> bool {
         let state = self.lock();
+        !(state.failing || state.dead || state.full || state.delaying)
+    }
+
+    /// The moment at which the planned fault struck, if nobody took it yet.
+    pub fn take_power_cut(&self) -> Option<PowerCut> {
+        self.lock().power_cut.take()
+    }
+
+    /// The power is cut: the storage as it is found afterwards, the planned fault still to come. This
+    /// one spares whoever still has it.
+    pub fn after_power_cut(&self) -> Self {
+        let mut state = self.lock();
+        let plan = state.plan.take();
+        let cut = PowerCut {
+            durable: state.durable.clone(),
+            unsynced: state.unsynced.clone(),
+        };
+        let mut chance = Chance(plan.map_or(0, |plan| plan.seed));
+        let after = Self::with_image(cut.torn(&mut chance));
+        let mut found = after.lock();
+        found.plan = plan;
+        found.has_struck = state.has_struck;
+        found.power_cut = state.power_cut.take();
+        drop(found);
+        after
+    }
+
+    /// Whether the call may be done, and a planned fault if its time has come.
+    fn calling(&self, call: Call<'_>) -> io::Result<MutexGuard<'_, State>> {
+        let mut state = self.lock();
         assert!(!state.panicking, "injected\nin two lines");
+        state.strike_if_due(call);
+        if state.delaying {
+            let done = self.changed.wait_while(state, |state| state.delaying);
+            state = done.unwrap();
+        }
         if state.failing {
-            return Err(io::Error::other("injected"));
+            return Err(injected());
+        }
+        if state.dead {
+            return Err(io::Error::from_raw_os_error(EIO));
+        }
+        if state.full && state.takes_room(call) {
+            return Err(io::Error::from_raw_os_error(ENOSPC));
         }
         Ok(state)
+    }
+}
+
+fn injected() -> io::Error {
+    io::Error::other("injected")
+}
+
+impl State {
+    fn takes_room(&self, call: Call<'_>) -> bool {
+        match call {
+            Call::Len | Call::Read => false,
+            Call::Write(..) | Call::Sync => true,
+            Call::SetLen(length) => length > self.live.len() as u64,
+        }
+    }
+
+    fn strike_if_due(&mut self, call: Call<'_>) {
+        let Some(plan) = &mut self.plan else {
+            return;
+        };
+        let Plan { fault, seed, .. } = *plan;
+        let can_strike = match fault {
+            Fault::Io | Fault::Delayed => true,
+            Fault::Torn => matches!(call, Call::Write(..) | Call::Sync),
+            Fault::Full => self.takes_room(call),
+        };
+        match &mut self.plan {
+            Some(plan) if can_strike && plan.spared > 0 => plan.spared -= 1,
+            Some(_) if can_strike => {
+                self.plan = None;
+                self.strike(fault, call, seed);
+            }
+            _ => {}
+        }
+    }
+
+    fn strike(&mut self, fault: Fault, call: Call<'_>, seed: u64) {
+        let under_way = match (fault, call) {
+            (Fault::Io | Fault::Full, _) => None,
+            (_, Call::Write(offset, data)) => Some(change(offset, data)),
+            (_, Call::SetLen(length)) => Some(Change::SetLen(length as usize)),
+            (_, Call::Len | Call::Read | Call::Sync) => None,
+        };
+        self.has_struck = true;
+        self.power_cut = Some(PowerCut {
+            durable: self.durable.clone(),
+            unsynced: self.unsynced.iter().cloned().chain(under_way).collect(),
+        });
+        match fault {
+            Fault::Io => self.dead = true,
+            Fault::Full => self.full = true,
+            Fault::Delayed => self.delaying = !self.impatient,
+            Fault::Torn => {
+                self.tear(call, &mut Chance(seed));
+                self.dead = true;
+            }
+        }
+    }
+
+    fn tear(&mut self, call: Call<'_>, chance: &mut Chance) {
+        match call {
+            Call::Write(offset, data) => {
+                let begun = change(offset, &data[..chance.below(data.len())]);
+                begun.apply(&mut self.live);
+                self.unsynced.push(begun);
+            }
+            Call::Sync => {
+                let unsynced = std::mem::take(&mut self.unsynced);
+                let is_done = |change: &Change| match change {
+                    Change::SetLen(_) => true,
+                    Change::Write { .. } => chance.below(2) == 0,
+                };
+                let done: Vec<_> = unsynced.into_iter().filter(is_done).collect();
+                done.iter()
+                    .for_each(|change| change.apply(&mut self.durable));
+            }
+            Call::Len | Call::Read | Call::SetLen(_) => {}
+        }
+    }
+}
+
+fn change(offset: u64, data: &[u8]) -> Change {
+    Change::Write {
+        offset: offset as usize,
+        data: data.to_vec(),
     }
 }
 
@@ -123,15 +338,15 @@ fn range(offset: u64, length: usize) -> std::ops::Range<usize> {
 
 impl Storage for Faulty {
     fn len(&self) -> io::Result<u64> {
-        Ok(self.working()?.live.len() as u64)
+        Ok(self.calling(Call::Len)?.live.len() as u64)
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        let mut state = self.working()?;
+        let mut state = self.calling(Call::Read)?;
         match &mut state.reads_left {
             Some(0) => {
                 state.failing = true;
-                return Err(io::Error::other("injected"));
+                return Err(injected());
             }
             Some(left) => *left -= 1,
             None => {}
@@ -142,16 +357,19 @@ impl Storage for Faulty {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        let mut state = self.working()?;
+        let mut state = self.calling(Call::Write(offset, data))?;
         let place = state.live.get_mut(range(offset, data.len()));
         place
             .ok_or(io::ErrorKind::UnexpectedEof)?
             .copy_from_slice(data);
+        state.unsynced.push(change(offset, data));
         Ok(())
     }
 
     fn set_len(&self, length: u64) -> io::Result<()> {
-        self.working()?.live.resize(length as usize, 0);
+        let mut state = self.calling(Call::SetLen(length))?;
+        state.live.resize(length as usize, 0);
+        state.unsynced.push(Change::SetLen(length as usize));
         Ok(())
     }
 
@@ -159,7 +377,7 @@ impl Storage for Faulty {
         if !self.sync_takes.is_zero() {
             std::thread::sleep(self.sync_takes);
         }
-        let mut state = self.working()?;
+        let mut state = self.calling(Call::Sync)?;
         if state.held {
             state.waiting += 1;
             self.changed.notify_all();
@@ -169,12 +387,15 @@ impl Storage for Faulty {
         match &mut state.syncs_left {
             Some(0) => {
                 state.failing = true;
-                return Err(io::Error::other("injected"));
+                return Err(injected());
             }
             Some(left) => *left -= 1,
             None => {}
         }
-        state.durable = state.live.clone();
+        let unsynced = std::mem::take(&mut state.unsynced);
+        for change in unsynced {
+            change.apply(&mut state.durable);
+        }
         state.syncs += 1;
         Ok(())
     }

@@ -9,6 +9,7 @@ pub mod file;
 pub mod http;
 #[cfg(target_os = "linux")]
 pub mod mount;
+pub mod power_cut;
 #[cfg(all(unix, feature = "axum"))]
 pub mod server;
 #[cfg(feature = "axum")]
