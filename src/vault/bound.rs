@@ -79,13 +79,15 @@ impl OpenTable<'_> {
         Ok(best)
     }
 
-    /// The head of `class`, once the renewed rows before it are filed anew.
+    /// The head of `class`, once the renewed rows before it are filed anew; if there are too many to
+    /// look at, the one of them whose last write is oldest.
     fn settled_head(
         &mut self,
         class: u64,
         now: u64,
         looks: &mut usize,
     ) -> Result<Option<(Rank, Entry)>, StorageError> {
+        let mut oldest: Option<(Rank, Entry)> = None;
         while let Some(head) = self.deadlines.head(class)? {
             let (header, value) = match self.read(&head.key)? {
                 Stored::Whole(header, value) => (header, value),
@@ -105,11 +107,25 @@ impl OpenTable<'_> {
             if header.has_expired(now) {
                 return Ok(Some((Rank::Expired, head)));
             }
-            if header.filed_at == header.expires_at || *looks == 0 {
-                return Ok(Some((Rank::LastWrite(header.last_write()), head)));
+            let last_write = Rank::LastWrite(header.last_write());
+            // Those before it were written later, or they would not be filed after it.
+            if header.filed_at == header.expires_at {
+                return Ok(Some((last_write, head)));
+            }
+            let is_older = oldest.as_ref().is_none_or(|(rank, _)| last_write < *rank);
+            if *looks == 0 {
+                return Ok(if is_older {
+                    Some((last_write, head))
+                } else {
+                    oldest
+                });
             }
             *looks -= 1;
             self.refile_renewed(&head, header, &value)?;
+            if is_older {
+                let filed_at = header.expires_at;
+                oldest = Some((last_write, Entry { filed_at, ..head }));
+            }
         }
         Ok(None)
     }
