@@ -26,6 +26,7 @@ mod faults;
 mod flips;
 #[cfg(target_os = "linux")]
 mod full_disk;
+mod floods;
 #[cfg(feature = "axum")]
 mod http_address;
 #[cfg(feature = "axum")]
