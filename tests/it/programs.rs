@@ -1101,3 +1101,24 @@ fn expected_summary(lines: &[&str]) -> String {
         keys.len()
     )
 }
+
+// soak
+
+#[test]
+fn a_soak_of_some_seconds_loses_nothing_and_says_so() {
+    let desk = Desk::new();
+    let soak = desk.command("soak", &["--seconds", "4"]).output().unwrap();
+    let out = Ended::from(soak).printed(0);
+    let lines: Vec<_> = out.lines().collect();
+    assert!(lines[0].starts_with("in all, committed: checks "), "{out}");
+    assert!(lines[1].starts_with("in all, buffered: checks "), "{out}");
+    assert!(lines[2].starts_with("in all: checks "), "{out}");
+    assert!(!lines[2].contains("checks 0,"), "{out}");
+    assert!(
+        lines
+            .iter()
+            .all(|line| line.contains(", lost 0, wrong 0, ")),
+        "{out}"
+    );
+    assert_eq!(desk.names(), BTreeSet::new(), "it leaves nothing behind");
+}
