@@ -24,9 +24,9 @@ mod displaced;
 mod dump;
 mod faults;
 mod flips;
+mod floods;
 #[cfg(target_os = "linux")]
 mod full_disk;
-mod floods;
 #[cfg(feature = "axum")]
 mod http_address;
 #[cfg(feature = "axum")]
