@@ -354,6 +354,15 @@ impl Table {
         self.due.load(Ordering::Relaxed) <= now
     }
 
+    /// Takes note that a transaction may or may not have done this: what memory has of the rows is to be
+    /// read anew.
+    pub(super) fn doubt(&self, effects: &Effects) {
+        if let Some(buffer) = &self.buffer {
+            buffer.forget(&effects.gone);
+            buffer.forget(&effects.redated);
+        }
+    }
+
     /// Takes note of what a committed transaction did.
     pub(super) fn record(&self, effects: &Effects) {
         let order = Ordering::Relaxed;

@@ -280,9 +280,14 @@ impl Writer {
         let (changed, effects) = batch.finish();
         if changed {
             *applied = Applied::Unknown;
-            txn.commit()?;
             // Nobody is told that something is stored which nobody will find.
-            self.check_place()?;
+            let committed = txn.commit().map_err(redb::Error::from);
+            if let Err(error) = committed.and_then(|()| self.check_place()) {
+                for (table, effects) in &effects {
+                    table.doubt(effects);
+                }
+                return Err(error);
+            }
         } else {
             txn.abort()?;
         }

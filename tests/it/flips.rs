@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -22,8 +22,8 @@ use crate::support::{SECOND, manual_clock, single_threaded};
 
 const CLIENTS: u64 = 30;
 
-/// Long enough for any machine: whoever takes longer hangs.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Long enough for any machine, however busy: whoever takes longer hangs.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 // What is in the file.
 
@@ -218,23 +218,29 @@ fn flip(every: u64, who: &str, attempt: impl Fn(&Whole, Flip) -> Outcome + Send 
         let (flips, work, next) = (Arc::clone(&flips), Arc::clone(&work), Arc::clone(&next));
         let outcomes = outcomes.clone();
         thread::spawn(move || {
-            while let Some(flip) = flips.get(next.fetch_add(1, Ordering::Relaxed)) {
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                let Some(flip) = flips.get(number) else { break };
                 let (whole, attempt) = &*work;
-                if outcomes.send((*flip, attempt(whole, *flip))).is_err() {
+                if outcomes.send((number, attempt(whole, *flip))).is_err() {
                     break;
                 }
             }
         });
     }
     drop(outcomes);
-    let (mut counts, mut not_seen) = (BTreeMap::new(), Vec::new());
+    let (mut counts, mut not_seen) = (BTreeMap::new(), Vec::<Flip>::new());
+    let mut waiting: BTreeMap<usize, &Flip> = flips.iter().enumerate().collect();
     for _ in 0..count {
-        let answer = answers.recv_timeout(PATIENCE);
-        let (flip, outcome) = answer
-            .unwrap_or_else(|error| panic!("one who tries a flip hangs or panicked: {error}"));
+        let Ok((number, outcome)) = answers.recv_timeout(PATIENCE) else {
+            let begun = next.load(Ordering::Relaxed);
+            waiting.retain(|number, _| *number < begun);
+            panic!("whoever tries one of these hangs or panicked: {waiting:?}");
+        };
         *counts.entry(outcome).or_insert(0) += 1;
+        let flip = waiting.remove(&number);
         if outcome == Outcome::NotSeen {
-            not_seen.push(flip);
+            not_seen.extend(flip);
         }
     }
     let of = |outcome| counts.get(&outcome).copied().unwrap_or(0);
@@ -248,8 +254,8 @@ fn flip(every: u64, who: &str, attempt: impl Fn(&Whole, Flip) -> Outcome + Send 
         of(Outcome::NotSeen),
     );
     assert!(not_seen.is_empty(), "{not_seen:?}");
-    // Those that hit something were seen.
-    assert!(of(Outcome::Refused) > 0, "{counts:?}");
+    // Some hit something, unless they are too few.
+    assert!(count < 100 || of(Outcome::Refused) > 0, "{counts:?}");
 }
 
 #[test]
@@ -293,14 +299,14 @@ fn after_a_flipped_bit_no_changed_or_missing_row_is_shown_as_healthy() {
 
 #[test]
 fn after_a_flipped_bit_dump_ends_and_tells_of_what_it_does_not_show() {
-    flip(40, "dump", |whole, flip| {
+    let right = OnceLock::new();
+    flip(8, "dump", move |whole, flip| {
         let desk = Desk::new();
-        let path = desk.path("ratevault.redb");
         let dump = |bytes: &[u8]| {
-            fs::write(&path, bytes).unwrap();
+            fs::write(desk.path("ratevault.redb"), bytes).unwrap();
             desk.dump(&["--json"])
         };
-        let right = dump(&whole.bytes).printed(0);
+        let right = right.get_or_init(|| dump(&whole.bytes).printed(0));
         let shown = dump(&whole.flipped(flip));
         let right: BTreeSet<&str> = right.lines().collect();
         assert_eq!(right.len(), whole.rows.len());

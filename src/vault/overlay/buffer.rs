@@ -41,7 +41,7 @@ pub(in crate::vault) trait Buffer: Send + Sync + fmt::Debug {
     /// The file no longer has these rows.
     fn are_gone(&self, keys: &[Key]);
 
-    /// The file has other rows of these keys than the memory knows of.
+    /// The file has other rows of these keys than the memory knows of, or may have.
     fn forget(&self, keys: &[Key]);
 
     /// How long until the next flush is due; `None`: nothing is dirty.
@@ -232,7 +232,6 @@ impl<V: Row> Buffer for Overlay<V> {
     fn dirty(&self) -> DirtyRows {
         // Whoever comes second must not find the lists that the first has taken empty.
         let _one_at_a_time = lock(&self.collecting);
-        let transaction = self.transaction();
         let mut rows = DirtyRows::default();
         for (number, guarded) in (0..).zip(&self.shards) {
             let mut dirty = lock(&guarded.shard).take_dirty();
@@ -240,7 +239,10 @@ impl<V: Row> Buffer for Overlay<V> {
             dirty.dedup();
             let mut kept = Vec::with_capacity(dirty.len());
             for positions in dirty.chunks(LOOKED_AT_ONCE) {
-                lock(&guarded.shard).keep_dirty(positions, transaction, &mut kept);
+                let mut shard = lock(&guarded.shard);
+                // Known under the lock only: what a later transaction carries looks like what an
+                // earlier one has carried.
+                shard.keep_dirty(positions, self.transaction(), &mut kept);
             }
             if !kept.is_empty() {
                 rows.unlisted.push((number, kept));
@@ -250,7 +252,6 @@ impl<V: Row> Buffer for Overlay<V> {
     }
 
     fn list(&self, rows: &mut DirtyRows) {
-        let transaction = self.transaction();
         let most = (LISTED_AT_ONCE / self.shards.len()).max(1);
         let unlisted = std::mem::take(&mut rows.unlisted);
         for (number, mut positions) in unlisted {
@@ -261,6 +262,7 @@ impl<V: Row> Buffer for Overlay<V> {
                     let Some(shard) = self.shard_at(number) else {
                         return;
                     };
+                    let transaction = self.transaction();
                     for position in positions {
                         let key = shard.dirty_key(*position, transaction).cloned();
                         list.extend(key.map(|key| Dirty {
@@ -348,7 +350,10 @@ impl<V: Row> Buffer for Overlay<V> {
     }
 
     fn forget(&self, keys: &[Key]) {
-        self.take_back(keys, Shard::forget);
+        let transaction = self.transaction();
+        self.take_back(keys, |shard, hash, key| {
+            shard.forget(hash, key, transaction)
+        });
     }
 
     fn flush_in(&self) -> Option<Duration> {
@@ -381,7 +386,12 @@ impl<V: Row> Buffer for Overlay<V> {
         }
         // Whoever flushes all of the time leaves the processor and the disk to nobody else.
         let now = self.elapsed();
-        let took = Duration::from_nanos(now.saturating_sub(since.began)).min(LONGEST_REST);
+        let took = if is_complete {
+            now.saturating_sub(since.began)
+        } else {
+            0
+        };
+        let took = Duration::from_nanos(took).min(LONGEST_REST);
         let rested = Duration::from_nanos(now).saturating_add(took);
         let rested = u64::try_from(rested.as_nanos()).unwrap_or(u64::MAX);
         self.rest_until.store(rested, Ordering::Relaxed);

@@ -368,7 +368,7 @@ impl<V: Row> Overlay<V> {
         self.changed(shard, position, is_changed, before, after);
         if found_damage && !is_changed {
             // It is still damaged, and not to be taken for a row that is not there.
-            shard.forget(entry_hash, key);
+            shard.forget(entry_hash, key, self.transaction());
         }
         answered
     }

@@ -302,14 +302,11 @@ impl<V: Row> Shard<V> {
         }
     }
 
-    /// Keeps nothing of `key`, unless something newer than the file is here.
-    pub(super) fn forget(&mut self, hash: u64, key: &Key) {
+    /// Keeps nothing of `key`, unless its newest value is only here.
+    pub(super) fn forget(&mut self, hash: u64, key: &Key, transaction: u32) {
         if let Some(position) = self.find(hash, key)
             && let Some(entry) = self.get(position)
-            && matches!(
-                entry.state,
-                State::Clean | State::Loading(_) | State::InFlight(_)
-            )
+            && (entry.is_clean(transaction) || entry.is_loading())
         {
             self.vacate(position);
         }
@@ -537,7 +534,7 @@ mod tests {
                 Step::Forget(number) if model.get(&number).is_some_and(|k| k.is_in_flight) => {}
                 Step::Forget(number) => {
                     let is_free = |known: &Known| known.is_clean() || known.loading.is_some();
-                    shard.forget(hash(number), &key(number));
+                    shard.forget(hash(number), &key(number), self.transaction);
                     if model.get(&number).is_some_and(is_free) {
                         model.remove(&number);
                     }

@@ -405,6 +405,28 @@ fn flushes_at_the_same_time_leave_nothing_behind() {
 }
 
 #[test]
+fn who_lists_what_is_dirty_takes_nothing_in_flight_for_carried() {
+    check(|| {
+        let world = World::new(ROOM);
+        for name in ["a", "b"] {
+            world.count(&key(name), 99, HOUR).expect("open");
+        }
+        let writer = world.spawn(|world| {
+            let _writer = lock(&world.writer);
+            let since = world.overlay.begin_flush();
+            let rows = world.dirty();
+            let (first, second) = rows.split_at(1);
+            world.carry(first, true);
+            world.carry(second, false);
+            world.overlay.end_flush(since, false);
+        });
+        let asker = world.spawn(|world| drop(world.dirty()));
+        join([writer, asker]);
+        world.settle_down();
+    });
+}
+
+#[test]
 fn a_flush_that_was_asked_for_brings_everything_that_was_dirty() {
     check(|| {
         let world = World::new(ROOM);

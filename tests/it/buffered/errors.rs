@@ -1,13 +1,15 @@
 //! What goes wrong in a closure, a value or a row, and that nothing else does.
 
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 
 use ratevault::{
-    Clock, Error, HitLog, Key, Limiter, Quota, Row, SlidingWindow, Timestamp, Vault, VaultBuilder,
+    Clock, Error, HitLog, Key, Limiter, MemoryStorage, Quota, Row, SlidingWindow, Storage,
+    Timestamp, Vault, VaultBuilder,
 };
 use serde::{Deserialize, Serialize};
 
@@ -459,4 +461,57 @@ fn when_the_writer_is_gone_nothing_is_answered_from_memory() {
         try_add_one(&vault, "stranger").is_err()
     });
     eventually("so is the answer", || try_add_one(&vault, "ada").is_err());
+}
+
+/// A storage whose `fails_in`-th sync from now on syncs, and says that it has not.
+#[derive(Debug, Default)]
+struct Lying {
+    inner: MemoryStorage,
+    fails_in: AtomicU64,
+}
+
+impl Storage for Lying {
+    fn len(&self) -> io::Result<u64> {
+        self.inner.len()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.inner.read(offset, out)
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.inner.write(offset, data)
+    }
+
+    fn set_len(&self, length: u64) -> io::Result<()> {
+        self.inner.set_len(length)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.inner.sync()?;
+        if self.fails_in.fetch_sub(1, Ordering::SeqCst) == 1 {
+            return Err(io::Error::other("not synced"));
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn what_a_transaction_of_unknown_outcome_removed_is_not_remembered() {
+    for fails_in in 1..4 {
+        let storage = Arc::new(Lying::default());
+        let vault = Vault::builder("numbers").storage(storage.clone());
+        let vault: Vault<Number> = vault.durability(RARELY).open().unwrap();
+        vault.put(&key("ada"), Number(5), DAY).unwrap();
+        vault.flush().unwrap();
+        storage.fails_in.store(fails_in, Ordering::SeqCst);
+        let first = vault.remove_endpoint("test");
+        storage.fails_in.store(0, Ordering::SeqCst);
+        // Until the file is open again.
+        eventually("the file is open again", || {
+            vault.remove_endpoint("test").is_ok()
+        });
+        assert_eq!(vault.get(&key("ada")).unwrap(), None, "{first:?}");
+        assert_eq!(vault.len().unwrap(), 0);
+    }
 }

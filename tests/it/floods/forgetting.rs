@@ -158,8 +158,8 @@ fn hammering_neither_helps_nor_hurts_where_refusals_leave_nothing() {
     }
 }
 
-/// More than an eviction looks at.
-const DECOYS: u32 = 200;
+/// As many as an eviction looks at, so that the client comes next.
+const DECOYS: u32 = 64;
 
 #[test]
 fn others_that_hammer_too_do_not_have_a_client_forgotten_that_was_refused_last() {
@@ -167,9 +167,10 @@ fn others_that_hammer_too_do_not_have_a_client_forgotten_that_was_refused_last()
         let mut full = Full::new(sliding(Refusals::Count), durability);
         let decoys: Vec<_> = (0..DECOYS).map(|decoy| format!("decoy {decoy}")).collect();
         decoys.iter().for_each(|decoy| full.exhaust(decoy));
+        full.clock.advance(Duration::from_millis(1));
         full.exhaust("ada");
         let before = full.came;
-        while full.came - before < FLOOD {
+        while full.came - before < 2 * MAX_KEYS {
             full.newcomers();
             full.clock.advance(Duration::from_millis(1));
             full.allowed_of(&decoys);
