@@ -315,10 +315,13 @@ impl Run {
 
     /// Returns once the writer serves again, which it does when the disk is well.
     fn wait_until_well(&self) {
-        self.storage.fail(false);
         self.storage.let_go();
-        // A further handle is one once the writer has answered, however long that takes.
-        let serves = || self.build().open().is_ok();
+        // A further handle is one once the writer has answered, however long that takes. The fault may
+        // strike only here.
+        let serves = || {
+            self.storage.fail(false);
+            self.build().open().is_ok()
+        };
         eventually("it is well", || self.storage.untimed(serves));
     }
 
