@@ -47,7 +47,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// answers and the rows that are not what the model says, and errors that nothing explains. A line is printed
 /// for every minute and at the end. "file" is its largest size, "memory" the most that a child held, in that
 /// minute. From the third minute on the file may be twice as large as in the second, since it grows by doubling,
-/// and the memory a quarter above, and both 8 MB more.
+/// and the memory too, since its peak depends on for how long the disk refused; and both 8 MB more.
 ///
 /// Ends with 0 if nothing was lost, wrong or grown, 1 if something was, 2 on a usage error, 3 on any other.
 #[derive(Parser, Debug)]

@@ -67,11 +67,10 @@ impl Sizes {
     }
 
     /// Whether the file is more than twice what it was `before`, since it grows by doubling, or the
-    /// memory more than a quarter above; and more than 8 MB, which is noise.
+    /// memory, whose peak depends on for how long the disk refused; and more than 8 MB, which is noise.
     const fn has_outgrown(self, before: Self) -> bool {
         const NOISE: u64 = 8_000_000;
-        self.file > 2 * before.file + NOISE
-            || self.memory > before.memory + before.memory / 4 + NOISE
+        self.file > 2 * before.file + NOISE || self.memory > 2 * before.memory + NOISE
     }
 }
 

@@ -288,13 +288,24 @@ impl Long {
     /// From here on the newest run is one at `time`.
     fn begin_run(&mut self, time: u64) {
         let Older { base, runs } = &mut *self.older;
+        let run = Run::new(self.last_at - *base, self.last_upto);
+        self.last_at = time;
+        // Of those that are brought closer there is one, as of any instant.
+        if let Some(newest) = runs.back_mut()
+            && newest.after() == run.after()
+        {
+            *newest = run;
+            if runs.len() == 1 {
+                self.first_upto = run.upto();
+            }
+            return;
+        }
         if runs.len() == runs.capacity() {
             // By a quarter: doubling would leave half of it unused.
             runs.reserve_exact(runs.len() / 4 + 2 * SHORT);
             self.room = u32::try_from(runs.capacity()).unwrap_or(u32::MAX);
         }
-        runs.push_back(Run::new(self.last_at - *base, self.last_upto));
-        self.last_at = time;
+        runs.push_back(run);
     }
 
     /// Drops the `count` oldest, of which there are more.

@@ -134,7 +134,7 @@ fn checksum(key: &[u8], content: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 pub(super) fn encode(key: &[u8], header: Header, value: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     encode_into(key, header, value, &mut bytes);
