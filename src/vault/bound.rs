@@ -57,7 +57,7 @@ impl OpenTable<'_> {
             self.effects.evicted += 1;
         }
         let stored = self.read(&victim.key)?;
-        self.delete(&victim.key, &stored.place())?;
+        self.delete(&victim.key, &stored.found())?;
         if matches!(stored, Stored::Damaged(_)) {
             self.drop_entry(&victim)?;
         }

@@ -161,7 +161,8 @@ impl<V: Row> VaultBuilder<V> {
     /// How many bytes of memory the rows of a buffered table may take. A setting of the table.
     /// Default: 256 MiB, about a million clients of a small limit.
     ///
-    /// Rows that the file has too make room for others. When all are newer than the file's, a call
+    /// Rows that the file has too, and what is known of those that have left it, make room for others once
+    /// that is needed: after many clients it is in use to the full. When all are newer than the file's, a call
     /// waits for the flush, which begins at once.
     pub fn buffer_bytes(mut self, bytes: usize) -> Self {
         self.wanted_of_table.buffer_bytes = Some(bytes);
@@ -170,6 +171,10 @@ impl<V: Row> VaultBuilder<V> {
 
     /// How long one call of this handle waits for its answer. Default: for as long as it takes,
     /// because an operation that was given up may still be applied.
+    ///
+    /// It waits so for the writer. A row that a blocking call itself reads from the file, as
+    /// [`get`](Vault::get) does, and of a buffered vault a check of a client that is not in memory, takes as
+    /// long as the disk does.
     pub fn answer_timeout(mut self, timeout: Duration) -> Self {
         self.answer_timeout = Some(timeout);
         self

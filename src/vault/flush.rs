@@ -116,7 +116,7 @@ impl Chunk {
                     continue;
                 };
                 let key = row.key.as_bytes();
-                let before = open.place(key)?;
+                let before = open.find(key)?;
                 let (ttl, expires_at) = (flushed.ttl, flushed.expires_at);
                 match value {
                     Some(value) if expires_at > now => {

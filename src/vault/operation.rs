@@ -126,11 +126,11 @@ pub(super) fn update<V: Row, R, const N: usize>(
         for ((key, before), staged) in keys.iter().zip(&before).zip(staged) {
             match staged {
                 Staged::Keep => {}
-                Staged::Remove => open.delete(key.as_bytes(), &before.place())?,
+                Staged::Remove => open.delete(key.as_bytes(), &before.found())?,
                 Staged::Put { value, ttl_ms } => {
                     let now = now.as_millis();
                     let expires_at = now.saturating_add(ttl_ms);
-                    let before = before.place();
+                    let before = before.found();
                     open.write(key.as_bytes(), &before, &value, ttl_ms, expires_at, now)?;
                 }
             }
@@ -187,7 +187,7 @@ pub(super) fn remove_prefix(
         let keys = open.keys_with(&prefix, after.as_deref(), SWEEP_LIMIT)?;
         for key in &keys {
             let stored = open.read(key)?;
-            open.delete(key, &stored.place())?;
+            open.delete(key, &stored.found())?;
         }
         Ok(Ok(Ok((keys.len() as u64, keys.into_iter().next_back()))))
     }

@@ -197,7 +197,7 @@ mod tests {
             assert_eq!(reencoded.expect(line), bytes);
             lines += 1;
         }
-        assert_eq!(lines, 5);
+        assert_eq!(lines, 6);
     }
 
     proptest! {

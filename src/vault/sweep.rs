@@ -55,7 +55,7 @@ impl OpenTable<'_> {
             }
             Stored::Whole(header, _) if header.has_expired(now) => {
                 self.effects.swept += 1;
-                self.delete(&entry.key, &stored.place())
+                self.delete(&entry.key, &stored.found())
             }
             Stored::Whole(header, value) => self.refile_renewed(entry, *header, value),
             Stored::Damaged(_) => self.postpone_damaged(entry, look_again_at(entry.class, now)),

@@ -82,30 +82,30 @@ impl Stored {
     }
 
     /// The same, short of the value.
-    pub(super) const fn place(&self) -> Place {
+    pub(super) const fn found(&self) -> Found {
         match self {
-            Self::Missing => Place::Free,
-            Self::Whole(header, _) => Place::Whole(*header),
-            Self::Damaged(guess) => Place::Damaged(*guess),
+            Self::Missing => Found::Nothing,
+            Self::Whole(header, _) => Found::Whole(*header),
+            Self::Damaged(guess) => Found::Damaged(*guess),
         }
     }
 }
 
-/// What a write has to know of a key's place in the rows.
+/// What a write has to know of the row that it replaces.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Place {
-    Free,
+pub(super) enum Found {
+    Nothing,
     Whole(Header),
     /// Its row fails its checksum; the header is a guess.
     Damaged(Option<Header>),
 }
 
-impl Place {
+impl Found {
     const fn header(&self) -> Option<&Header> {
         match self {
             Self::Whole(header) => Some(header),
             Self::Damaged(guess) => guess.as_ref(),
-            Self::Free => None,
+            Self::Nothing => None,
         }
     }
 }
@@ -161,14 +161,15 @@ impl<'t> OpenTable<'t> {
         Ok(Stored::read(key, found.as_ref().map(|row| row.value())))
     }
 
-    pub(super) fn place(&self, key: &[u8]) -> Result<Place, redb::StorageError> {
-        let Some(found) = self.rows.get(key)? else {
-            return Ok(Place::Free);
+    /// What [`read`](Self::read) finds, short of the value.
+    pub(super) fn find(&self, key: &[u8]) -> Result<Found, redb::StorageError> {
+        let Some(row) = self.rows.get(key)? else {
+            return Ok(Found::Nothing);
         };
-        let bytes = found.value();
+        let bytes = row.value();
         Ok(match row::decode(key, bytes) {
-            Some((header, _)) => Place::Whole(header),
-            None => Place::Damaged(row::guess_header(bytes)),
+            Some((header, _)) => Found::Whole(header),
+            None => Found::Damaged(row::guess_header(bytes)),
         })
     }
 
@@ -179,14 +180,14 @@ impl<'t> OpenTable<'t> {
     pub(super) fn write(
         &mut self,
         key: &[u8],
-        before: &Place,
+        before: &Found,
         value: &[u8],
         ttl: u64,
         expires_at: u64,
         now: u64,
     ) -> Result<(), redb::StorageError> {
         let header = match before {
-            Place::Whole(header) if header.ttl == ttl && header.filed_at <= expires_at => Header {
+            Found::Whole(header) if header.ttl == ttl && header.filed_at <= expires_at => Header {
                 expires_at,
                 ..*header
             },
@@ -199,7 +200,7 @@ impl<'t> OpenTable<'t> {
     fn file_anew(
         &mut self,
         key: &[u8],
-        before: &Place,
+        before: &Found,
         ttl: u64,
         expires_at: u64,
         now: u64,
@@ -207,7 +208,7 @@ impl<'t> OpenTable<'t> {
         if let Some(header) = before.header() {
             self.deadlines.remove(&Entry::of(key, header))?;
         }
-        if matches!(before, Place::Free) {
+        if matches!(before, Found::Nothing) {
             self.make_room(now)?;
         }
         let header = Header {
@@ -221,7 +222,7 @@ impl<'t> OpenTable<'t> {
     }
 
     /// Removes the row of `key`, where `before` is what its place holds, and its entry.
-    pub(super) fn delete(&mut self, key: &[u8], before: &Place) -> Result<(), redb::StorageError> {
+    pub(super) fn delete(&mut self, key: &[u8], before: &Found) -> Result<(), redb::StorageError> {
         if let Some(header) = before.header() {
             self.deadlines.remove(&Entry::of(key, header))?;
         }

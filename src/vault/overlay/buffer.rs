@@ -17,7 +17,8 @@ use crate::vault::codec;
 use crate::vault::key::Key;
 use crate::vault::row::Row;
 
-/// How many entries of a shard are looked at before others get at it: they spin for about as long.
+/// How many entries of a shard are looked at before others get at it. Whoever waits for its lock spins
+/// for about as long as that takes, and need not sleep.
 const LOOKED_AT_ONCE: usize = 8;
 
 /// What the writer does with an overlay, whatever its rows are.
@@ -163,15 +164,13 @@ impl PartialEq for Rows {
 
 impl Eq for Rows {}
 
-/// Rows on their way to the file. Used again and again, as what it holds is freed last.
+/// Rows on their way to the file. One serves for many batches, so that its memory is asked for once.
 #[derive(Debug, Default)]
 pub(in crate::vault) struct Staging {
     /// Of each row that was asked for.
     rows: Vec<Option<Flushed>>,
     /// Their values.
     bytes: Vec<u8>,
-    /// Positions in `rows`, those of one shard together.
-    order: Vec<usize>,
 }
 
 /// A row on its way to the file.
@@ -197,15 +196,11 @@ impl Staging {
         (self.rows.get_mut(place), &mut self.bytes)
     }
 
-    /// Makes room for those rows.
-    fn begin(&mut self, rows: &[Dirty]) {
+    /// Makes room for so many rows.
+    fn begin(&mut self, count: usize) {
         self.rows.clear();
-        self.rows.resize(rows.len(), None);
+        self.rows.resize(count, None);
         self.bytes.clear();
-        self.order.clear();
-        self.order.extend(0..rows.len());
-        let shard = |place: &usize| rows.get(*place).map(|row| row.shard);
-        self.order.sort_unstable_by_key(shard);
     }
 }
 
@@ -281,39 +276,15 @@ impl<V: Row> Buffer for Overlay<V> {
     }
 
     fn stage(&self, rows: &[Dirty], staging: &mut Staging) {
-        staging.begin(rows);
+        staging.begin(rows.len());
         let transaction = self.transaction();
-        let order = std::mem::take(&mut staging.order);
-        let mut places = order.iter().copied().peekable();
-        while let Some(first) = places.peek().and_then(|place| rows.get(*place)) {
-            let Some(mut shard) = self.shard_at(first.shard) else {
-                return;
-            };
-            let (mut looked_at, mut copied) = (0, None);
-            while looked_at < LOOKED_AT_ONCE
-                && copied.is_none()
-                && let Some((place, row)) = places
-                    .peek()
-                    .and_then(|place| Some((*place, rows.get(*place)?)))
-                    .filter(|(_, row)| row.shard == first.shard)
-            {
-                places.next();
-                looked_at += 1;
-                let Some(entry) = shard.stage(row.position, &row.key, transaction) else {
-                    continue;
-                };
-                let lives = (entry.ttl, entry.expires_at);
-                match entry.value.as_ref().and_then(Row::copy) {
-                    Some(copy) => copied = Some((place, &row.key, copy, lives)),
-                    None => self.encode(staging.at(place), &row.key, entry.value.as_ref(), lives),
-                }
-            }
-            drop(shard);
-            if let Some((place, key, copy, lives)) = copied {
-                self.encode(staging.at(place), key, Some(&copy), lives);
+        let mut order: Vec<_> = rows.iter().enumerate().collect();
+        order.sort_unstable_by_key(|(_, row)| row.shard);
+        for of_shard in order.chunk_by(|(_, one), (_, other)| one.shard == other.shard) {
+            for rows in of_shard.chunks(LOOKED_AT_ONCE) {
+                self.stage_some(rows, transaction, staging);
             }
         }
-        staging.order = order;
         let staged = staging.rows.iter().flatten().count();
         self.staged.fetch_add(staged as u64, Ordering::Relaxed);
     }
@@ -448,6 +419,28 @@ impl<V: Row> Overlay<V> {
         }
     }
 
+    /// Stages rows of one shard, each with its place in the staging.
+    fn stage_some(&self, rows: &[(usize, &Dirty)], transaction: u32, staging: &mut Staging) {
+        let Some(mut shard) = rows.first().and_then(|(_, row)| self.shard_at(row.shard)) else {
+            return;
+        };
+        let mut copies = Vec::new();
+        for (place, row) in rows {
+            let Some(entry) = shard.stage(row.position, &row.key, transaction) else {
+                continue;
+            };
+            let lives = (entry.ttl, entry.expires_at);
+            match entry.value.as_ref().and_then(Row::copy) {
+                Some(copy) => copies.push((place, &row.key, copy, lives)),
+                None => self.encode(staging.at(*place), &row.key, entry.value.as_ref(), lives),
+            }
+        }
+        drop(shard);
+        for (place, key, copy, lives) in copies {
+            self.encode(staging.at(*place), key, Some(&copy), lives);
+        }
+    }
+
     fn shard_at(&self, number: u32) -> Option<MutexGuard<'_, Shard<V>>> {
         let guarded = self.shards.get(number as usize)?;
         Some(lock(&guarded.shard))
@@ -482,5 +475,54 @@ impl<V: Row> Overlay<V> {
                 tracing::error!(table, %key, %cause, "a row cannot be stored");
             }
         }
+    }
+}
+
+#[cfg(not(shuttle))]
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use serde::{Deserialize, Serialize};
+
+    use super::super::Place;
+    use super::*;
+    use crate::clock::SystemClock;
+
+    #[derive(Debug, Serialize, Deserialize)]
+    struct Nothing;
+
+    impl Row for Nothing {
+        const KIND: &'static str = "nothing/1";
+    }
+
+    /// How long the writer rests after a flush that took so many seconds, at least and at most.
+    fn rest_after(seconds: u64, is_complete: bool) -> [Duration; 2] {
+        let place = Place {
+            path: std::path::Path::new("f").into(),
+            table: "t".into(),
+            clock: Arc::new(SystemClock),
+            queue: Arc::default(),
+        };
+        let mut overlay = Overlay::<Nothing>::new(place, Duration::from_millis(1), 0);
+        let born = Instant::now().checked_sub(Duration::from_secs(100));
+        overlay.born = born.expect("a machine that runs for longer");
+        let began = overlay.elapsed() - seconds * 1_000_000_000;
+        let before = overlay.elapsed();
+        overlay.end_flush(Since { dirty: 1, began }, is_complete);
+        let until = overlay.rest_until.load(Ordering::Relaxed);
+        // From some moment between the two on.
+        let since = [overlay.elapsed(), before];
+        since.map(|since| Duration::from_nanos(until.saturating_sub(since)))
+    }
+
+    #[test]
+    fn the_writer_rests_as_long_as_a_flush_took_but_not_for_ever() {
+        let [_, most] = rest_after(3, true);
+        assert!(most >= Duration::from_secs(3));
+        let [least, most] = rest_after(60, true);
+        assert!(least <= LONGEST_REST && LONGEST_REST <= most);
+        // What failed is tried again when the disk is well.
+        assert_eq!(rest_after(60, false)[0], Duration::ZERO);
     }
 }

@@ -5,13 +5,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use ratevault::{Durability, HitLog, Limiter, Refusals, SlidingWindow, Vault, VaultBuilder};
+use ratevault::{
+    Durability, HitLog, Key, Limiter, Quota, Refusals, SlidingWindow, Timestamp, Vault,
+    VaultBuilder,
+};
 
 use super::RARELY;
 use crate::concurrency::{
     hammer, hammer_across_reopens, hammer_in_tasks, hammer_many_keys, window,
 };
 use crate::support::faulty::Faulty;
+use crate::support::{DAY, START, manual_clock};
 
 /// A flush is always under way.
 const OFTEN: Durability = Durability::Buffered {
@@ -82,4 +86,30 @@ fn rows_that_leave_memory_all_the_time_admit_no_more() {
         done.store(true, Ordering::Relaxed);
         hammered.unwrap();
     });
+}
+
+/// The hit times of a client that comes at each of `hits`, once they are on disk and read anew.
+fn read_anew(hits: &[u64]) -> Vec<u64> {
+    let (storage, clock) = (Arc::new(Faulty::default()), manual_clock());
+    let open = || {
+        let vault = limits(RARELY).storage(Arc::clone(&storage));
+        vault.clock(clock.clone()).open().unwrap()
+    };
+    let quota = Quota::new(100_000, DAY).unwrap();
+    let limiter = Limiter::new(open(), SlidingWindow::new(quota).unwrap());
+    for hit in hits {
+        clock.set(Timestamp::from_millis(*hit));
+        limiter.check("login", "ada").unwrap();
+    }
+    limiter.vault().close().unwrap();
+    let log = open().get(&Key::new("login", "ada").unwrap()).unwrap();
+    log.unwrap().times().map(Timestamp::as_millis).collect()
+}
+
+#[test]
+fn a_long_list_of_hits_comes_to_the_file_as_it_is() {
+    let each_in_its_own_ms: Vec<_> = (START..START + 500).collect();
+    assert_eq!(read_anew(&each_in_its_own_ms), each_in_its_own_ms);
+    let many_in_each_ms: Vec<_> = (0..500).map(|hit| START + hit / 40).collect();
+    assert_eq!(read_anew(&many_in_each_ms), many_in_each_ms);
 }
