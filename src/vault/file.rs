@@ -262,12 +262,15 @@ impl Shared {
         Ok((stored, self.settings.clock.now()))
     }
 
-    /// Why there is no database.
+    /// Why there was no database.
     fn down(&self) -> Error {
-        match self.queue.failing() {
-            Some(cause) if !self.queue.is_closing() => self.unavailable(Applied::No, cause),
-            _ => self.closed(),
+        if self.queue.is_closing() {
+            return self.closed();
         }
+        // The storage may be well again by now.
+        let cause = self.queue.failing();
+        let cause = cause.unwrap_or_else(|| Cause::new("the file was being opened again"));
+        self.unavailable(Applied::No, cause)
     }
 
     pub(super) fn begin_write(&self) -> Result<WriteTransaction, redb::Error> {
@@ -366,5 +369,27 @@ impl Shared {
             None => Ok(Ok(())),
             Some(cause) => Err(self.unavailable(Applied::Unknown, cause)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{HitLog, Vault};
+
+    #[test]
+    fn a_file_that_was_being_opened_again_a_moment_ago_is_not_a_closed_one() {
+        let vault: Vault<HitLog> = Vault::builder("limits").in_memory().open().unwrap();
+        let shared = vault.file.shared();
+        let database = shared.take_database();
+        let error = vault.len().unwrap_err();
+        let applied = match &error {
+            Error::Unavailable { applied, .. } => *applied,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(applied, Applied::No);
+        assert!(error.to_string().contains("opened again"), "{error}");
+        *shared.database.write().unwrap() = database;
+        assert!(vault.is_empty().unwrap());
     }
 }

@@ -178,25 +178,36 @@ fn with_a_full_disk_buffered_decisions_go_on_in_memory_and_all_are_carried_once_
         flush_every: Duration::from_millis(5),
     };
     let mut service = Service::new(durability);
+    let mut still_full = 0;
     for room in 0..ROUNDS {
         for client in ["ada", "bob"] {
             service.check(client).unwrap();
         }
         service.mount.fill_but(room);
         // Newcomers have to be looked up in the file, and are refused while it is being opened again.
+        // They come no faster than they are flushed, or the disk would be too small for them for ever.
         service.check_newcomers_until(|service, _| {
-            let stats = service.limiter.vault().stats().unwrap();
-            let error = stats.last_flush_error.map(|error| error.to_string());
-            error.is_some_and(|text| text.contains(NO_ROOM))
+            let mut is_full = false;
+            if service.newcomers.is_multiple_of(100) {
+                eventually("they are flushed, or cannot be", || {
+                    let stats = service.limiter.vault().stats().unwrap();
+                    let error = stats.last_flush_error.map(|error| error.to_string());
+                    is_full = error.is_some_and(|text| text.contains(NO_ROOM));
+                    is_full || stats.oldest_unflushed.is_none()
+                });
+            }
+            is_full
         });
         for _ in 0..50 {
             for client in ["ada", "bob"] {
                 service.check(client).unwrap();
             }
         }
-        let stats = service.limiter.vault().stats().unwrap();
-        assert!(stats.oldest_unflushed.is_some(), "{stats:?}");
-        service.limiter.vault().flush().unwrap_err();
+        // A failed transaction that is rolled back may give the file room enough for these few.
+        if let Err(error) = service.limiter.vault().flush() {
+            assert!(error.to_string().contains(NO_ROOM), "{error}");
+            still_full += 1;
+        }
 
         service.mount.free();
         // Without any further call.
@@ -207,6 +218,7 @@ fn with_a_full_disk_buffered_decisions_go_on_in_memory_and_all_are_carried_once_
         service.check("newcomer").unwrap();
         service.lost();
     }
+    assert!(still_full > 0, "it was never full");
     assert!(service.clients.values().all(|known| known.unknown == 0));
     service.reopen(durability);
     service.report("buffered");
