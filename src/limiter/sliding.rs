@@ -396,7 +396,7 @@ impl<'de> Deserialize<'de> for HitLog {
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<HitLog, A::Error> {
                 let overflow = || serde::de::Error::custom("a hit time past the end of time");
-                let too_many = || serde::de::Error::custom("more hits than a log can have");
+                let no_such = || serde::de::Error::custom("a number of hits that no log can have");
                 let mut times = Times::default();
                 let mut next = seq.next_element::<u64>()?;
                 let in_runs = next == Some(IN_RUNS);
@@ -413,7 +413,7 @@ impl<'de> Deserialize<'de> for HitLog {
                     };
                     let room = LARGEST_LIMIT as usize - times.len().min(LARGEST_LIMIT as usize);
                     let count = count.filter(|count| *count as usize <= room);
-                    times.push(hit, count.ok_or_else(too_many)?);
+                    times.push(hit, count.ok_or_else(no_such)?);
                     next = seq.next_element()?;
                 }
                 Ok(HitLog { times })

@@ -49,7 +49,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::error::{Applied, Cause, Error, Result};
 
 /// How many shards there are for each processor. Fewer are closer together in its caches.
-const SHARDS_PER_PROCESSOR: usize = 8;
+const SHARDS_PER_PROCESSOR: usize = 16;
 
 /// Rows of a table in memory.
 pub(super) struct Overlay<V> {
