@@ -35,7 +35,7 @@
 //! | what happens | committed: what is lost | buffered: what is lost |
 //! |---|---|---|
 //! | the vault is closed, or its last handle dropped | nothing | nothing |
-//! | the process panics or is killed (`kill -9`) | nothing that was answered | what no completed flush carried: the last interval and the time a flush takes, more with very many clients: [`flush_every`](Durability::Buffered::flush_every) |
+//! | the process panics or is killed (`kill -9`) | nothing that was answered | what no completed flush carried: the last interval and the time a flush takes, more if that is long: [`flush_every`](Durability::Buffered::flush_every) |
 //! | the machine loses power | nothing that was answered, if the disk keeps what it has synced | the same as when it is killed |
 //! | the disk fails | nothing: calls fail at once with [`Error::Unavailable`] until it is well; then service resumes without a restart | nothing, unless the process ends before the disk is well: decisions about clients that are in memory go on, others fail |
 //!
